@@ -1,0 +1,80 @@
+"""The errors and warnings of actswap.
+
+Every message states the rule that was broken, what was given, and the next step, one per line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ActswapError(Exception):
+    """Base of every error that actswap raises on purpose."""
+
+    def __init__(self, rule: str, given: str = "", hint: str = "") -> None:
+        self.rule, self.given, self.hint = rule, given, hint
+        lines = [rule]
+        if given:
+            lines.append(f"  given: {given}")
+        if hint:
+            lines.append(f"  try:   {hint}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.rule, self.given, self.hint)
+
+
+class UnknownActivationError(ActswapError, LookupError):
+    """A name that is neither a built-in activation, an alias nor registered."""
+
+    @classmethod
+    def of(cls, name: str, known: Iterable[str]) -> UnknownActivationError:
+        """The error for `name`, naming the nearest of the `known` names."""
+        near = difflib.get_close_matches(name, sorted(known), n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "actswap.names() lists every name"
+        return cls("no activation has this name", repr(name), hint)
+
+
+class ParameterError(ActswapError, ValueError):
+    """A parameter that the activation does not have, or a value outside its domain."""
+
+
+class ShapeError(ActswapError, RuntimeError):
+    """Trained parameters whose number does not fit the input's channels."""
+
+
+class RegistrationError(ActswapError, ValueError):
+    """A definition that cannot be registered: its name is taken, or its derivative is wrong."""
+
+
+class TargetError(ActswapError, TypeError):
+    """An object that can be neither searched for nor put in."""
+
+
+class NoSiteError(ActswapError, LookupError):
+    """Nothing in the model matches what was asked for."""
+
+
+class BlockedSiteError(ActswapError):
+    """A site that was asked for cannot be rewritten faithfully."""
+
+
+class UnsupportedModelError(ActswapError, TypeError):
+    """A model that cannot be edited: TorchScript, or wrapped for distributed training."""
+
+
+class EquivalenceError(ActswapError, AssertionError):
+    """A check before or after a swap failed; the model is as it was."""
+
+
+class RestoreError(ActswapError):
+    """The model was changed by hand under a swap, so that it cannot be undone safely."""
+
+
+class NoSiteWarning(UserWarning):
+    """One entry of `old` matched nothing while others did."""
+
+
+class RoleWarning(UserWarning):
+    """A swap of gates, or of an output whose range the new activation does not keep."""

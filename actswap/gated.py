@@ -1,0 +1,196 @@
+"""Activations that multiply the input by a gate. Formulas only; `catalog` makes the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from actswap.activation import HALF, Activation, Parameter, State, own
+from actswap.piecewise import aten, unless
+from actswap.smooth import PHI, logistic, tails
+
+SILU_LOW, GELU_LOW = -0.27846454276107380, -0.16997120747990369
+
+
+erfc: Callable[[Tensor], Tensor] = torch.special.erfc
+
+
+def swish_slope(x: Tensor, beta: Any) -> Tensor:
+    """The derivative of x sigmoid(beta x)."""
+    slope: Tensor = torch.sigmoid(beta * x) * (1 + beta * x * torch.sigmoid(-beta * x))
+    return slope
+
+
+def swish_bend(x: Tensor, beta: Any) -> Tensor:
+    """The second derivative of x sigmoid(beta x)."""
+    gate = torch.sigmoid(beta * x)
+    bend: Tensor = beta * gate * torch.sigmoid(-beta * x) * (2 + beta * x * (1 - 2 * gate))
+    return bend
+
+
+silu = Activation(
+    name="silu", aliases=("swish",), formula="x sigmoid(x)", native=True,
+    source="ATen, silu_backward; Elfwing et al. 2017, arXiv:1702.03118",
+    forward=F.silu, forward_=lambda x: F.silu(x, inplace=True),
+    states={
+        "input": State(
+            derivative=lambda x: swish_slope(x, 1.0),
+            second=lambda x: swish_bend(x, 1.0),
+            kernel=lambda g, x: aten.silu_backward.default(g, x),
+        ),
+    }, low=lambda p: SILU_LOW, monotonic=False,
+    reference=lambda x: x * logistic(x),
+)  # fmt: skip
+
+quick_gelu = Activation(
+    name="quick_gelu", formula="x sigmoid(1.702 x)", source="Hendrycks and Gimpel 2016, arXiv:1606.08415",
+    forward=own(lambda x: x * torch.sigmoid(1.702 * x)),
+    states={
+        "input": State(
+            derivative=lambda x: swish_slope(x, 1.702),
+            second=lambda x: swish_bend(x, 1.702),
+            kernel=lambda g, x: quick_gelu_backward(g, x),
+        ),
+    },
+    low=lambda p: SILU_LOW / 1.702, monotonic=False,
+    reference=lambda x: x * logistic(1.702 * x),
+)  # fmt: skip
+
+
+def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
+    """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
+    if x.dtype in HALF:
+        return quick_gelu_backward(g.float(), x.float()).to(x.dtype)
+    result: Tensor = aten.silu_backward.default(g, 1.702 * x)
+    return result
+
+
+mish = Activation(
+    name="mish", formula="x tanh(log(1 + exp(x)))", native=True,
+    source="ATen, mish_backward; Misra 2019, arXiv:1908.08681",
+    forward=F.mish, forward_=lambda x: F.mish(x, inplace=True),
+    states={
+        "input": State(
+            derivative=lambda x: mish_parts(x)[0] + x * mish_parts(x)[1] * mish_parts(x)[2],
+            second=lambda x: mish_bend(x, *mish_parts(x)),
+            kernel=lambda g, x: aten.mish_backward.default(g, x),
+            batched=False,
+        ),
+    }, low=lambda p: -0.30884341199490380, monotonic=False,
+    reference=lambda x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
+)  # fmt: skip
+
+
+def mish_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With t = tanh(softplus(x)): t, 1 - t^2, and the sigmoid, which is softplus'."""
+    t = torch.tanh(F.softplus(x))
+    return t, 1 - t * t, torch.sigmoid(x)
+
+
+def mish_bend(x: Tensor, t: Tensor, slope: Tensor, gate: Tensor) -> Tensor:
+    """The second derivative of mish from its parts."""
+    return slope * gate * (2 + tails(x) * ((1 - gate) - 2 * t * gate))
+
+
+gelu = Activation(
+    name="gelu", aliases=("gelu_python",), formula="x P(X <= x), X normal", native=True,
+    source="ATen, gelu_backward; Hendrycks and Gimpel 2016, arXiv:1606.08415",
+    forward=F.gelu, forward_=lambda x: aten.gelu_.default(x),
+    states={
+        "input": State(
+            derivative=lambda x: gelu_slope(x),
+            second=lambda x: gelu_bend(x),
+            kernel=lambda g, x: aten.gelu_backward.default(g, x),
+        ),
+    }, low=lambda p: GELU_LOW, monotonic=False,
+    reference=lambda x: 0.5 * x * erfc(-x / math.sqrt(2)),
+)  # fmt: skip
+
+
+def gelu_slope(x: Tensor) -> Tensor:
+    """The derivative of gelu: the normal distribution plus x times its density."""
+    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * PHI * torch.exp(-0.5 * tails(x) ** 2)
+
+
+def gelu_bend(x: Tensor) -> Tensor:
+    """The second derivative of gelu."""
+    square = tails(x) ** 2
+    return PHI * torch.exp(-square / 2) * (2 - square)
+
+
+gelu_tanh = Activation(
+    name="gelu_tanh", formula="x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2", native=True,
+    aliases=("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
+    source="ATen, gelu_backward with approximate='tanh'",
+    forward=lambda x: F.gelu(x, approximate="tanh"), forward_=lambda x: aten.gelu_.default(x, approximate="tanh"),
+    states={
+        "input": State(
+            derivative=lambda x: gelu_tanh_slopes(x)[0],
+            second=lambda x: gelu_tanh_slopes(x)[1],
+            kernel=lambda g, x: aten.gelu_backward.default(g, x, approximate="tanh"),
+        ),
+    }, low=lambda p: -0.17004075057125412, monotonic=False,
+    reference=lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+)  # fmt: skip
+
+
+def gelu_tanh_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """First and second derivative of gelu_tanh, written with u(x) inside the tanh."""
+    x, k, a = tails(x), math.sqrt(2 / math.pi), 0.044715
+    t, u1, u2 = torch.tanh(k * (x + a * x**3)), k * (1 + 3 * a * x**2), 6 * k * a * x
+    bell = 1 - t * t
+    return 0.5 * (1 + t) + 0.5 * x * bell * u1, bell * (u1 + 0.5 * x * (u2 - 2 * t * u1**2))
+
+
+def exact_gelu(x: Tensor) -> Tensor:
+    """The gelu by erfc, which keeps the digits of the left tail that ATen's 1 + erf cancels."""
+    return 0.5 * x * erfc(x * -math.sqrt(0.5))
+
+
+def inside(x: Tensor, low: float, high: float) -> Tensor:
+    """1 where gelu is between the bounds."""
+    return unless((exact_gelu(x) <= low) | (exact_gelu(x) >= high), x)
+
+
+def gelu_crossings(p: Any) -> tuple[float, ...]:
+    """Where gelu meets clipped_gelu's bounds: one point at or above 0, up to two below, found by bisection."""
+
+    def height(x: float) -> float:
+        return 0.5 * x * math.erfc(-x / math.sqrt(2))
+
+    bottom, points = -0.7517915246935645, []
+    for bound in (p["min"], p["max"]):
+        for left, right in ((-40.0, bottom), (bottom, max(40.0, 2 * bound))):
+            if not math.isfinite(bound) or (height(left) - bound) * (height(right) - bound) > 0:
+                continue
+            for _ in range(80):
+                middle = (left + right) / 2
+                same = (height(middle) - bound) * (height(left) - bound) > 0
+                left, right = (middle, right) if same else (left, middle)
+            points.append(right)
+    return tuple(sorted(points))
+
+
+clipped_gelu = Activation(
+    name="clipped_gelu", aliases=("gelu_10",), formula="min(max(gelu(x), min), max)",
+    source="Zafrir et al. 2020, arXiv:2004.09602",
+    parameters=(Parameter("min", -10.0), Parameter("max", 10.0)),
+    requires=(lambda p: p["min"] <= p["max"], "min must not be greater than max"),
+    forward=own(lambda x, min, max: F.hardtanh(exact_gelu(x), min, max)),
+    states={
+        "input": State(
+            derivative=lambda x, min, max: inside(x, min, max) * gelu_slope(x),
+            second=lambda x, min, max: inside(x, min, max) * gelu_bend(x),
+        ),
+    },
+    kinks=gelu_crossings, monotonic=False,
+    low=lambda p: max(p["min"], GELU_LOW), high=lambda p: p["max"],
+    reference=lambda x, min, max: (x * torch.exp(torch.special.log_ndtr(x))).clamp(min, max),
+)  # fmt: skip
+
+GATED = (silu, quick_gelu, mish, gelu, gelu_tanh, clipped_gelu)

@@ -1,0 +1,188 @@
+"""The methods that a class runs, the helper functions they come to, and the activation calls in all of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from actswap.calls import Finder, RawCall, Reference
+from actswap.classes import unwrapped
+from actswap.patterns import IDIOMS, MISSING, Pattern
+from actswap.recognize import Tables
+from actswap.scope import NOT_FOLLOWED, followed
+from actswap.source import Unverified, codes, filled, verify
+
+_INITIALISES = re.compile(r"_?(init|reset)_\w*(weights?|param(eter)?s?|buffers?)")
+"""Methods that fill a module's parameters: what they call activates nothing."""
+
+
+def methods(cls: type) -> Iterator[tuple[type, str, Any]]:
+    """The class attributes that an instance may run: of an overridden method only what `super()` can reach."""
+    seen: set[str] = set()
+    through_super: set[str] = set()
+    for base in cls.__mro__:
+        if base in (nn.Module, object):
+            continue
+        for name, attribute in vars(base).items():
+            dunder = name.startswith("__") and name.endswith("__") and name != "__call__"
+            if dunder or _INITIALISES.match(name) or (name in seen and name not in through_super):
+                continue
+            function = unwrapped(attribute)
+            if function is None and not isinstance(attribute, (staticmethod, classmethod)):
+                continue
+            yield base, name, attribute
+            if function is not None and any("super" in code.co_names for code in codes(function.__code__)):
+                through_super.update(n for code in codes(function.__code__) for n in code.co_names)
+        seen.update(vars(base))
+
+
+def mentions(function: FunctionType, tables: Tables) -> bool:
+    """Whether the code names anything that could be an activation: the cheap test before any parsing."""
+    for code in codes(function.__code__):
+        for name in code.co_names:
+            if name in tables.names or tables.call(function.__globals__.get(name, MISSING)):
+                return True
+    return any(tables.call(c.cell_contents) for c in function.__closure__ or () if filled(c))
+
+
+def helpers(function: FunctionType) -> Iterator[FunctionType]:
+    """The helper functions that a function names."""
+    names = {name for code in codes(function.__code__) for name in code.co_names}
+    values = [function.__globals__.get(name) for name in names]
+    modules = [v for v in values if isinstance(v, ModuleType) and v.__name__.partition(".")[0] not in NOT_FOLLOWED]
+    values += [getattr(module, name, None) for module in modules for name in names]
+    values += [vars(v).get(name) for v in values if isinstance(v, type) for name in names]
+    values += [cell.cell_contents for cell in function.__closure__ or () if filled(cell)]
+    return filter(followed, values)
+
+
+class _ClassScan:
+    """The methods of one class, the helper functions they come to, and the activation calls in all of them."""
+
+    def __init__(self, cls: type, tables: Tables) -> None:
+        self.cls, self.tables = cls, tables
+        self.relevant: dict[FunctionType, bool] = {}
+        self.calls: list[RawCall] = []
+        self.references: list[Reference] = []
+        self.inside: dict[FunctionType, list[RawCall]] = {}
+
+    def run(self) -> list[RawCall]:
+        """The calls in methods, then those in helpers."""
+        for base, name, attribute in methods(self.cls):
+            fixed = isinstance(attribute, (staticmethod, classmethod))
+            function = unwrapped(attribute.__func__ if fixed else attribute)
+            if function is None or not self._is_relevant(function):
+                continue
+            calls, references = self._body(base, name, function, not fixed)
+            if fixed:
+                reason = f"{name} is a {type(attribute).__name__}: it has no instance"
+                calls = [_blocked(call, reason) for call in calls]
+                references = [replace(reference, blocked=reason) for reference in references]
+            self.calls += calls
+            self._follow(references)
+        for helper, calls in self.inside.items():
+            via = self._via(helper)
+            reasons = [reference.blocked for reference in via if reference.blocked]
+            for call in calls:
+                call = replace(call, via=via)
+                self.calls.append(_blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
+        return self.calls
+
+    def _is_relevant(self, function: FunctionType) -> bool:
+        """Whether a function, or a helper it comes to, mentions an activation; from the code objects alone."""
+        if function not in self.relevant:
+            self.relevant[function] = False  # ends a recursion
+            self.relevant[function] = mentions(function, self.tables) or any(
+                self._is_relevant(inner) for inner in map(unwrapped, helpers(function)) if inner is not None
+            )
+        return self.relevant[function]
+
+    def _body(
+        self, cls: type, name: str, function: FunctionType, is_method: bool
+    ) -> tuple[list[RawCall], list[Reference]]:
+        try:
+            method = verify(function)
+        except Unverified as problem:
+            return _without_source(cls, name, function, self.tables, str(problem)), []
+        finder = Finder(cls, name, method, self.tables, is_method).run()
+        return [replace(call, in_method=is_method) for call in finder.found], finder.references
+
+    def _follow(self, references: Iterable[Reference]) -> None:
+        for reference in references:
+            inner = unwrapped(reference.helper)
+            if inner is None or not self._is_relevant(inner):
+                continue
+            self.references.append(reference)
+            if reference.helper not in self.inside:
+                self.inside[reference.helper] = []
+                calls, further = self._body(self.cls, reference.name, inner, is_method=False)
+                self.inside[reference.helper] = calls
+                self._follow(further)
+
+    def _via(self, helper: FunctionType) -> tuple[Reference, ...]:
+        """Every reference on a way from a method to the helper."""
+        found: dict[Reference, None] = {}
+        targets = [helper]
+        for target in targets:  # grows while it runs
+            for reference in self.references:
+                if reference.helper is target and reference not in found:
+                    found[reference] = None
+                    if reference.cls is None:
+                        targets += [h for h in self.inside if unwrapped(h) is reference.holder.function]
+        return tuple(found)
+
+
+def of_attribute(cls: type, name: str, value: Any, tables: Tables) -> list[RawCall]:
+    """The calls `self.<name>(...)` of a stored function, where one of them passes more than the tensor.
+
+    A module in the attribute's place would be given those arguments too, so the calls are what must change.
+    """
+    found: list[RawCall] = []
+    for base, method_name, attribute in methods(cls):
+        function = unwrapped(attribute)
+        if function is None or not any(name in code.co_names for code in codes(function.__code__)):
+            continue
+        try:
+            finder = Finder(base, method_name, verify(function), tables, is_method=True)
+        except Unverified:
+            continue  # what it passes is not known; most pass the tensor alone
+        finder.run()
+        calls = [node for called, node in finder.attribute_calls if called == name]
+        finder.found.clear()
+        for node in calls:
+            finder.add(node, tables.call(value), value)
+        found += finder.found
+    extra = [
+        call for call in found if isinstance(call.node, ast.Call) and len(call.node.args) + len(call.node.keywords) > 1
+    ]
+    return found if extra else []
+
+
+def in_class(cls: type, tables: Tables) -> list[RawCall]:
+    """Every activation call in the code that instances of a class run, each in the class whose body it stands in."""
+    return _ClassScan(cls, tables).run()
+
+
+def _blocked(call: RawCall, reason: str) -> RawCall:
+    return replace(call, blocked=reason if call.blocked is None else call.blocked)
+
+
+def _without_source(cls: type, name: str, function: FunctionType, tables: Tables, reason: str) -> list[RawCall]:
+    """The activations that code without trustworthy source names, each once."""
+    found: dict[str, list[Pattern]] = {}
+    names = {n for code in codes(function.__code__) for n in code.co_names}
+    values = {n: function.__globals__.get(n, MISSING) for n in names}
+    modules = [value for value in values.values() if isinstance(value, ModuleType)]
+    for n in sorted(names - IDIOMS):
+        patterns = tables.call(values[n]) or tables.methods.get(n, [])
+        for module in modules:
+            patterns = patterns or tables.call(getattr(module, n, MISSING))
+        if patterns:
+            found[n] = patterns
+    return [RawCall(cls, name, None, function, None, tuple(p), blocked=reason) for p in found.values()]

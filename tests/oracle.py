@@ -1,0 +1,154 @@
+"""The slow truth: every activation in mpmath, written without a look at the catalog, and PyTorch's own ops by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath as mp
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+mp.mp.dps = 50
+
+
+def sigma(x):
+    return 1 / (1 + mp.exp(-x))
+
+
+def normal(x):
+    return mp.erfc(-x / mp.sqrt(2)) / 2
+
+
+def softplus(x, beta=1.0, threshold=20.0):
+    return x if beta * x > threshold else mp.log1p(mp.exp(beta * x)) / beta
+
+
+TRUTH: dict[str, Callable[..., Any]] = {
+    "relu": lambda x: max(x, mp.mpf(0)),
+    "relu6": lambda x: min(max(x, mp.mpf(0)), mp.mpf(6)),
+    "hardtanh": lambda x, min_val, max_val: min(max(x, mp.mpf(min_val)), mp.mpf(max_val)),
+    "leaky_relu": lambda x, negative_slope: x if x > 0 else negative_slope * x,
+    "prelu": lambda x, weight: x if x > 0 else weight * x,
+    "rrelu": lambda x, lower, upper, training: x if x > 0 else (mp.mpf(lower) + mp.mpf(upper)) / 2 * x,
+    "threshold": lambda x, threshold, value: x if x > threshold else mp.mpf(value),
+    "elu": lambda x, alpha: x if x > 0 else alpha * mp.expm1(x),
+    "celu": lambda x, alpha: x if x > 0 else alpha * mp.expm1(x / mp.mpf(alpha)),
+    "selu": lambda x: (
+        mp.mpf("1.0507009873554804934193349852946")
+        * (x if x > 0 else mp.mpf("1.6732632423543772848170429916717") * mp.expm1(x))
+    ),
+    "gelu": lambda x: x * normal(x),
+    "gelu_tanh": lambda x: x / 2 * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (x + mp.mpf(0.044715) * x**3))),
+    "quick_gelu": lambda x: x * sigma(mp.mpf(1.702) * x),
+    "clipped_gelu": lambda x, min, max: sorted((mp.mpf(min), x * normal(x), mp.mpf(max)))[1],
+    "silu": lambda x: x * sigma(x),
+    "swish_beta": lambda x, beta: x * sigma(beta * x),
+    "mish": lambda x: x * mp.tanh(softplus(x)),
+    "hardswish": lambda x: x * min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
+    "hardsigmoid": lambda x: min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
+    "hard_mish": lambda x: x / 2 * min(max(x + 2, mp.mpf(0)), mp.mpf(2)),
+    "sigmoid": sigma,
+    "tanh": mp.tanh,
+    "softplus": softplus,
+    "logsigmoid": lambda x: -softplus(-x),
+    "softsign": lambda x: x / (1 + abs(x)),
+    "tanhshrink": lambda x: x - mp.tanh(x),
+    "softshrink": lambda x, lambd: x - lambd if x > lambd else x + lambd if x < -lambd else mp.mpf(0),
+    "hardshrink": lambda x, lambd: x if abs(x) > lambd else mp.mpf(0),
+    "square": lambda x: x * x,
+    "squared_relu": lambda x: max(x, mp.mpf(0)) ** 2,
+    "star_relu": lambda x, scale, bias: scale * max(x, mp.mpf(0)) ** 2 + bias,
+    "snake": lambda x, alpha: x + mp.sin(alpha * x) ** 2 / alpha,
+    "sine": lambda x, omega: mp.sin(omega * x),
+    "identity": lambda x: x,
+    "laplace": lambda x, mu, sigma: normal((x - mp.mpf(mu)) / mp.mpf(sigma)),
+    "sqrtsoftplus": lambda x: mp.sqrt(softplus(x)),
+    "xielu": lambda x, alpha_p, alpha_n, beta, eps: (
+        beta * x
+        + (
+            softplus(mp.mpf(alpha_p)) * x * x
+            if x > 0
+            else (beta + softplus(mp.mpf(alpha_n))) * (mp.expm1(min(x, mp.mpf(eps))) - x)
+        )
+    ),
+    "guided_relu": lambda x: max(x, mp.mpf(0)),
+    "deconv_relu": lambda x: max(x, mp.mpf(0)),
+}
+
+
+def truth(name: str, points: Tensor, params: dict[str, Any], order: int = 0) -> Tensor:
+    """The activation, or its derivative of this order, at float64 points away from its kinks; rounded once."""
+    function = TRUTH[name]
+    exact = [mp.mpf(x) for x in points.double().tolist()]
+    values = [
+        function(x, **params) if order == 0 else mp.diff(lambda t: function(t, **params), x, order, h=mp.mpf("1e-20"))
+        for x in exact
+    ]
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+
+
+def gradient(name: str, parameter: str, points: Tensor, params: dict[str, Any]) -> Tensor:
+    """The partial derivative with respect to one parameter, at float64 points."""
+    values = []
+    for x in map(mp.mpf, points.double().tolist()):
+        at = lambda value, x=x: TRUTH[name](x, **{**params, parameter: value})  # noqa: E731
+        values.append(float(mp.diff(at, params[parameter])))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _prelu(x, weight):
+    return F.prelu(x, weight if isinstance(weight, Tensor) else torch.full((1,), weight, dtype=x.dtype))
+
+
+# name -> the call a PyTorch user would write; `True` asks for in place
+NATIVE: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda x, inplace: F.relu(x, inplace=inplace),
+    "relu6": lambda x, inplace: F.relu6(x, inplace=inplace),
+    "hardtanh": lambda x, inplace, min_val, max_val: F.hardtanh(x, min_val, max_val, inplace=inplace),
+    "leaky_relu": lambda x, inplace, negative_slope: F.leaky_relu(x, negative_slope, inplace=inplace),
+    "prelu": lambda x, inplace, weight: _prelu(x, weight),
+    "rrelu": lambda x, inplace, lower, upper, training: F.rrelu(x, lower, upper, training, inplace=inplace),
+    "threshold": lambda x, inplace, threshold, value: F.threshold(x, threshold, value, inplace=inplace),
+    "elu": lambda x, inplace, alpha: F.elu(x, alpha, inplace=inplace),
+    "celu": lambda x, inplace, alpha: F.celu(x, alpha, inplace=inplace),
+    "selu": lambda x, inplace: F.selu(x, inplace=inplace),
+    "gelu": lambda x, inplace: torch._C._nn.gelu_(x) if inplace else F.gelu(x),
+    "gelu_tanh": lambda x, inplace: (torch._C._nn.gelu_ if inplace else F.gelu)(x, approximate="tanh"),
+    "silu": lambda x, inplace: F.silu(x, inplace=inplace),
+    "mish": lambda x, inplace: F.mish(x, inplace=inplace),
+    "hardswish": lambda x, inplace: F.hardswish(x, inplace=inplace),
+    "hardsigmoid": lambda x, inplace: F.hardsigmoid(x, inplace=inplace),
+    "sigmoid": lambda x, inplace: x.sigmoid_() if inplace else torch.sigmoid(x),
+    "tanh": lambda x, inplace: x.tanh_() if inplace else torch.tanh(x),
+    "softplus": lambda x, inplace, beta, threshold: F.softplus(x, beta, threshold),
+    "logsigmoid": lambda x, inplace: F.logsigmoid(x),
+    "softsign": lambda x, inplace: F.softsign(x),
+    "tanhshrink": lambda x, inplace: F.tanhshrink(x),
+    "softshrink": lambda x, inplace, lambd: F.softshrink(x, lambd),
+    "hardshrink": lambda x, inplace, lambd: F.hardshrink(x, lambd),
+    "square": lambda x, inplace: x.square_() if inplace else torch.square(x),
+    "identity": lambda x, inplace: x,
+}
+
+# parameters that are not the defaults, to be tried as well
+AWKWARD: dict[str, list[dict[str, Any]]] = {
+    "hardtanh": [{"min_val": -0.3, "max_val": 2.7}, {"min_val": 0.0, "max_val": 6.0}, {"min_val": 1.0, "max_val": 1.0}],
+    "leaky_relu": [{"negative_slope": 0.0}, {"negative_slope": 0.3}, {"negative_slope": -0.5}],
+    "rrelu": [{"training": True}, {"lower": 0.2, "upper": 0.2, "training": True}, {"lower": -0.3, "upper": 0.1}],
+    "threshold": [{"threshold": 0.1, "value": 20.0}, {"threshold": -1.0, "value": -1.0}],
+    "elu": [{"alpha": 0.1}, {"alpha": 3.0}, {"alpha": 0.0}],
+    "celu": [{"alpha": 0.5}, {"alpha": 0.3}],
+    "softplus": [{"beta": 0.1}, {"beta": 10.0}, {"beta": 1.0, "threshold": 0.2}, {"beta": 10.0, "threshold": 0.2}],
+    "softshrink": [{"lambd": 0.0}, {"lambd": 0.3}, {"lambd": 2.0}],
+    "hardshrink": [{"lambd": 0.0}, {"lambd": 0.3}, {"lambd": 2.0}],
+    "prelu": [{"weight": 0.0}, {"weight": -0.5}],
+    "swish_beta": [{"beta": 0.1}, {"beta": 4.0}, {"beta": -1.0}],
+    "snake": [{"alpha": 0.2}, {"alpha": 5.0}],
+    "star_relu": [{"scale": 0.8944, "bias": -0.4472}],
+    "sine": [{"omega": 30.0}],
+    "laplace": [{"mu": 0.0, "sigma": 2.0}],
+    "clipped_gelu": [{"min": -0.1, "max": 1.0}],
+    "xielu": [{"alpha_p": 1.0, "alpha_n": -1.0, "beta": 0.1, "eps": -0.5}],
+}
