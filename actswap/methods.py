@@ -48,7 +48,9 @@ def mentions(function: FunctionType, tables: Tables) -> bool:
         for name in code.co_names:
             if name in tables.names or tables.call(function.__globals__.get(name, MISSING)):
                 return True
-    return any(tables.call(c.cell_contents) for c in function.__closure__ or () if filled(c))
+    held = [cell.cell_contents for cell in function.__closure__ or () if filled(cell)]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return any(tables.call(value) for value in held)
 
 
 def helpers(function: FunctionType) -> Iterator[FunctionType]:
@@ -93,6 +95,15 @@ class _ClassScan:
                 call = replace(call, via=via)
                 self.calls.append(_blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
         return self.calls
+
+    def stored(self, name: str, function: FunctionType) -> list[RawCall]:
+        """The calls in a function that is kept in an attribute, and in the helpers it comes to."""
+        if not self._is_relevant(function):
+            return []
+        calls, references = self._body(self.cls, name, function, is_method=False)
+        self._follow(references)
+        reason = f"it stands in the function kept in the attribute {name}"
+        return [_blocked(call, reason) for call in [*calls, *(c for inside in self.inside.values() for c in inside)]]
 
     def _is_relevant(self, function: FunctionType) -> bool:
         """Whether a function, or a helper it comes to, mentions an activation; from the code objects alone."""
@@ -162,6 +173,12 @@ def of_attribute(cls: type, name: str, value: Any, tables: Tables) -> list[RawCa
         call for call in found if isinstance(call.node, ast.Call) and len(call.node.args) + len(call.node.keywords) > 1
     ]
     return found if extra else []
+
+
+def in_attribute(cls: type, name: str, function: FunctionType, tables: Tables) -> list[RawCall]:
+    """The activation calls in a function that an instance keeps in an attribute, where they cannot be rewritten."""
+    scan = _ClassScan(cls, tables)
+    return scan.stored(name, function)
 
 
 def in_class(cls: type, tables: Tables) -> list[RawCall]:

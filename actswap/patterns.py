@@ -12,7 +12,7 @@ default `...` that an argument is taken and ignored. In `modules` the arguments 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -160,15 +160,28 @@ def match(
         if bound is None:
             continue
         tensor = bound.pop(pattern.arguments[0].name)
-        values = {a.name: evaluate(bound[a.name]) if a.name in bound else a.default for a in pattern.arguments[1:]}
-        if all(a.required is MISSING or same(values[a.name], a.required) for a in pattern.arguments[1:]):
-            ignored = any(a.default is ... for a in pattern.arguments)  # takes `inplace`, and works out of place
-            inplace = pattern.inplace or (not ignored and bool(values.get("inplace", False)))
-            given = {name: value for name, value in values.items() if name in bound}
-            original = _original(pattern, callee, given) if callee is not None else None
-            params = stated_parameters(pattern, values)
-            return Match(pattern.activation, params, inplace, tensor, pattern.name in IDIOMS, original, callee)
+        fixed = [a for a in pattern.arguments[1:] if a.required is not MISSING]
+        rest = [a for a in pattern.arguments[1:] if a.required is MISSING]
+        values: dict[str, Any] = {}
+        for argument in [*fixed, *rest]:
+            given = argument.name in bound
+            values[argument.name] = evaluate(bound[argument.name]) if given else argument.default
+            if argument in fixed and not same(values[argument.name], argument.required):
+                break  # the first that differs decides; the others need not be known
+        else:
+            return _matched(pattern, values, bound.keys(), tensor, callee)
     return None
+
+
+def _matched(
+    pattern: Pattern, values: dict[str, Any], given: Collection[str], tensor: Value, callee: Any
+) -> Match[Value]:
+    ignored = any(a.default is ... for a in pattern.arguments)  # takes `inplace`, and works out of place
+    inplace = pattern.inplace or (not ignored and bool(values.get("inplace", False)))
+    stated = {a.name: values[a.name] for a in pattern.arguments[1:] if a.name in given}
+    original = _original(pattern, callee, stated) if callee is not None else None
+    params = stated_parameters(pattern, values)
+    return Match(pattern.activation, params, inplace, tensor, pattern.name in IDIOMS, original, callee)
 
 
 def _original(pattern: Pattern, callee: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:

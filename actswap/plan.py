@@ -15,7 +15,7 @@ from actswap.edits import MISSING, Edit, Entry, NodeEdit, Placement, Rewrite
 from actswap.errors import BlockedSiteError
 from actswap.recognize import Tables, stateless
 from actswap.replacement import Replacement, Slot, make_in_place
-from actswap.report import Report
+from actswap.report import Report, counted
 from actswap.sites import AttributePlace, CallPlace, ModulePlace, NodePlace, Site, Sites
 
 
@@ -39,7 +39,7 @@ class Swap:
     report: Report | None = None
 
     def __repr__(self) -> str:
-        return f"Swap({self.number}: {self.old} -> {self.new}, {len(self.sites)} sites)"
+        return f"Swap({self.number}: {self.old} -> {self.new}, {counted(len(self.sites), 'site')})"
 
 
 @dataclass

@@ -13,6 +13,15 @@ Outcome = Literal["pass", "fail", "note"]
 _MARKS: dict[Outcome, str] = {"pass": "ok", "fail": "FAIL", "note": "--"}
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "site"), counted(2, "site")
+    ('1 site', '2 sites')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 @dataclass(frozen=True)
 class Line:
     """One property that was looked at.

@@ -18,6 +18,7 @@ from actswap.dataflow import DataFlow
 from actswap.patterns import Match, Undetermined
 from actswap.recognize import Tables
 from actswap.rewriting import CallEdit, Edit, ReferenceEdit
+from actswap.scope import followed
 from actswap.sites import AttributePlace, CallPlace, Kind, ModulePlace, NodePlace, Site, Sites, Uncopied
 from actswap.source import Method, Position, location
 
@@ -98,6 +99,9 @@ class _Scan:
             if not callable(value) or isinstance(value, type) or name == "forward":
                 continue
             found = self.tables.module(value) if isinstance(value, nn.Module) else self.tables.callable(value)
+            if found is None and not on_class and followed(function := getattr(value, "func", value)):
+                for raw in methods.in_attribute(type(owner), name, function, self.tables):
+                    yield from self._call(owner, raw, taken, {})
             if found is None or (on_class and not self._reads(owner, name)):
                 continue
             blocked = None

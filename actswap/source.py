@@ -174,8 +174,8 @@ def _is_node_of(node: ast.AST, code: CodeType) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return node.name == code.co_name and _start(node) == code.co_firstlineno
     if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-        columns = [c for line, _, c, _ in code.co_positions() if line == node.lineno and c is not None]
-        return node.lineno == code.co_firstlineno and bool(columns) and min(columns) >= node.col_offset
+        # several may start in one line; what one returns stands where its body stands
+        return node.lineno == code.co_firstlineno and tuple(Position.of(node.body)) in set(code.co_positions())
     return False
 
 

@@ -18,6 +18,7 @@ from actswap.finding import Old, extras, observed, queries, unwrap
 from actswap.plan import Plan, Swap
 from actswap.recognize import Tables
 from actswap.replacement import resolve
+from actswap.report import counted
 from actswap.rewriting import edited_text
 from actswap.running import Inputs
 from actswap.scan import named_modules
@@ -103,7 +104,7 @@ def replace(
     edits.apply_all(plan.edits)
     if baseline is not None:
         try:
-            title = f"{record.old} -> {record.new}, {len(record.sites)} sites"
+            title = f"{record.old} -> {record.new}, {counted(len(record.sites), 'site')}"
             record.report = validation.after(root, baseline, plan.edits, plan.slots, selection.skipped, title)
             if not record.report:
                 raise EquivalenceError(
@@ -175,7 +176,7 @@ def history(model: nn.Module) -> list[Swap]:
     >>> import torch, actswap
     >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2))
     >>> actswap.history(actswap.replace(model, "relu", "silu"))
-    [Swap(1: relu -> silu, 1 sites)]
+    [Swap(1: relu -> silu, 1 site)]
     """
     found = {id(edit.record): edit.record for edit in edits.edits_of(unwrap(model))}
     return list(found.values())

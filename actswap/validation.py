@@ -17,7 +17,7 @@ from actswap.classes import MethodEdit, differs_only_at
 from actswap.edits import Edit, Entry, Rewrite, hooks
 from actswap.nn import ActivationModule
 from actswap.replacement import Slot
-from actswap.report import Line, Report
+from actswap.report import Line, Report, counted
 from actswap.rewriting import CallEdit
 from actswap.running import Inputs
 from actswap.sites import Site
@@ -161,7 +161,10 @@ def _static(edits: Sequence[Edit]) -> Line:
     if not methods:
         return Line("surgery, static", "pass", "no method was rewritten")
     calls = sum(isinstance(e, CallEdit) for m in methods for e in m.edits)
-    detail = f"{len(methods)} methods recompiled from verified source; {calls} call expressions changed, nothing else"
+    detail = (
+        f"{counted(len(methods), 'method')} recompiled from verified source; "
+        f"{counted(calls, 'call expression')} changed, nothing else"
+    )
     return Line("surgery, static", "pass", detail, {"methods": len(methods), "calls": calls})
 
 
@@ -198,7 +201,7 @@ def _streams(model: nn.Module, baseline: Baseline, slots: Sequence[Slot], skippe
             detail = f"{what} runs other operators: number {index} was {sides[0]}\nand is {sides[1]}"
             return [Line("surgery, op stream", "fail", detail)]
     ran = {op.site for op in new if op.site is not None}
-    detail = f"{len(baseline.stream)} operators match one for one but at {len(ran)} sites"
+    detail = f"{counted(len(baseline.stream), 'operator')} match one for one but at {counted(len(ran), 'site')}"
     data = {"operators": len(baseline.stream), "sites": len(ran)}
     idle = [slot.path for slot in slots if slot.path not in ran]
     lines = [Line("surgery, op stream", "pass", detail, data)]
@@ -251,7 +254,9 @@ def _surgery_values(model: nn.Module, baseline: Baseline, slots: Sequence[Slot])
         if differences:
             lines.append(Line(title, "fail", "\n".join(differences[:6]), {"differences": differences}))
             continue
-        what = f"{len(got.outputs)} outputs" + (f" and {len(got.gradients)} gradients" if gradients else "")
+        what = counted(len(got.outputs), "output") + (
+            f" and {counted(len(got.gradients), 'gradient')}" if gradients else ""
+        )
         noisy = max(noise.values(), default=0.0)
         how = "within the original's own noise" if noisy else "bit for bit the original's"
         remark = f"; {expected.problem}" if expected.problem else ""
@@ -345,4 +350,6 @@ def _reversal(edits: Sequence[Edit]) -> Line:
     lost = [edit for edit in edits if edit.problem() is not None]
     if lost:
         return Line("reversal", "fail", f"{len(lost)} edits cannot be undone: {lost[0].problem()}")
-    return Line("reversal", "pass", f"{len(edits)} edits, each with what was there before", {"edits": len(edits)})
+    return Line(
+        "reversal", "pass", f"{counted(len(edits), 'edit')}, each with what was there before", {"edits": len(edits)}
+    )

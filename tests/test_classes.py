@@ -180,6 +180,41 @@ def test_an_activation_passed_on_as_a_value_is_blocked():
     assert "passed on as a value" in site.blocked
 
 
+class ByDefault(nn.Module):
+    def forward(self, x, act=F.relu, *, other=torch.relu):
+        return act(x) + other(x)
+
+
+def test_an_activation_as_a_default_argument_is_blocked():
+    sites = actswap.find(ByDefault(), "relu")
+    assert [site.blocked for site in sites] == ["F.relu is a default argument", "torch.relu is a default argument"]
+
+
+class Lambdas(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.act = lambda x: F.relu(x) * 2
+        self.other = functools.partial(clipped, top=2)
+
+    def forward(self, x):
+        return self.act(self.other(self.first(x)))
+
+
+def clipped(x, top):
+    return torch.relu(x).clamp(max=top)
+
+
+def test_activations_in_stored_functions_are_blocked_sites():
+    sites = actswap.find(Lambdas(), "relu")
+    assert [site.blocked for site in sites] == [
+        "it stands in the function kept in the attribute act",
+        "it stands in the function kept in the attribute other",
+    ]
+    with pytest.raises(actswap.BlockedSiteError, match="kept in the attribute act"):
+        actswap.replace(Lambdas(), "relu", "silu")
+
+
 class OnClass(nn.Module):
     act = nn.ReLU()
     other = torch.relu
