@@ -177,8 +177,7 @@ def of_attribute(cls: type, name: str, value: Any, tables: Tables) -> list[RawCa
 
 def in_attribute(cls: type, name: str, function: FunctionType, tables: Tables) -> list[RawCall]:
     """The activation calls in a function that an instance keeps in an attribute, where they cannot be rewritten."""
-    scan = _ClassScan(cls, tables)
-    return scan.stored(name, function)
+    return _ClassScan(cls, tables).stored(name, function)
 
 
 def in_class(cls: type, tables: Tables) -> list[RawCall]:

@@ -160,14 +160,12 @@ def match(
         if bound is None:
             continue
         tensor = bound.pop(pattern.arguments[0].name)
-        fixed = [a for a in pattern.arguments[1:] if a.required is not MISSING]
-        rest = [a for a in pattern.arguments[1:] if a.required is MISSING]
         values: dict[str, Any] = {}
-        for argument in [*fixed, *rest]:
-            given = argument.name in bound
-            values[argument.name] = evaluate(bound[argument.name]) if given else argument.default
-            if argument in fixed and not same(values[argument.name], argument.required):
+        for argument in sorted(pattern.arguments[1:], key=lambda a: a.required is MISSING):
+            value = evaluate(bound[argument.name]) if argument.name in bound else argument.default
+            if argument.required is not MISSING and not same(value, argument.required):
                 break  # the first that differs decides; the others need not be known
+            values[argument.name] = value
         else:
             return _matched(pattern, values, bound.keys(), tensor, callee)
     return None

@@ -254,9 +254,8 @@ def _surgery_values(model: nn.Module, baseline: Baseline, slots: Sequence[Slot])
         if differences:
             lines.append(Line(title, "fail", "\n".join(differences[:6]), {"differences": differences}))
             continue
-        what = counted(len(got.outputs), "output") + (
-            f" and {counted(len(got.gradients), 'gradient')}" if gradients else ""
-        )
+        what = counted(len(got.outputs), "output")
+        what += f" and {counted(len(got.gradients), 'gradient')}" if gradients else ""
         noisy = max(noise.values(), default=0.0)
         how = "within the original's own noise" if noisy else "bit for bit the original's"
         remark = f"; {expected.problem}" if expected.problem else ""
@@ -350,6 +349,5 @@ def _reversal(edits: Sequence[Edit]) -> Line:
     lost = [edit for edit in edits if edit.problem() is not None]
     if lost:
         return Line("reversal", "fail", f"{len(lost)} edits cannot be undone: {lost[0].problem()}")
-    return Line(
-        "reversal", "pass", f"{counted(len(edits), 'edit')}, each with what was there before", {"edits": len(edits)}
-    )
+    detail = f"{counted(len(edits), 'edit')}, each with what was there before"
+    return Line("reversal", "pass", detail, {"edits": len(edits)})
