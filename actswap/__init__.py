@@ -13,24 +13,29 @@ ReLU()
 from actswap import functional, nn
 from actswap.activation import Activation
 from actswap.checking import check
+from actswap.ejection import eject
 from actswap.equivalence import validate
 from actswap.errors import (
     ActswapError,
     BlockedSiteError,
+    EjectWarning,
     EquivalenceError,
     NoSiteError,
     NoSiteWarning,
     ParameterError,
+    RecipeError,
     RegistrationError,
     RestoreError,
     RoleWarning,
     TargetError,
     UnknownActivationError,
     UnsupportedModelError,
+    WeightsWarning,
 )
 from actswap.finding import find
 from actswap.memory import memory
 from actswap.plan import Swap
+from actswap.recipes import Recipe, recipe
 from actswap.registry import get, names, register
 from actswap.replacement import per_site
 from actswap.report import Line, Report
@@ -43,11 +48,14 @@ __all__ = [
     "Activation",
     "ActswapError",
     "BlockedSiteError",
+    "EjectWarning",
     "EquivalenceError",
     "Line",
     "NoSiteError",
     "NoSiteWarning",
     "ParameterError",
+    "Recipe",
+    "RecipeError",
     "RegistrationError",
     "Report",
     "RestoreError",
@@ -58,8 +66,10 @@ __all__ = [
     "TargetError",
     "UnknownActivationError",
     "UnsupportedModelError",
+    "WeightsWarning",
     "check",
     "diff",
+    "eject",
     "find",
     "functional",
     "get",
@@ -69,6 +79,7 @@ __all__ = [
     "nn",
     "parameters",
     "per_site",
+    "recipe",
     "register",
     "replace",
     "restore",

@@ -159,7 +159,7 @@ class DataFlow:
             if user in seen:
                 continue
             seen.add(user)
-            name = _name(user)
+            name = function_name(user)
             if user.op == "output":
                 found |= self._outside(owner, activation)
             elif user.op == "call_module":
@@ -240,12 +240,13 @@ def _last_parameter(module: nn.Module) -> Tensor | None:
     return parameter
 
 
-def _name(node: fx.Node) -> str:
+def function_name(node: fx.Node) -> str:
+    """The name of the function or method that a node calls."""
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
 def _has_parameter(node: fx.Node) -> bool:
-    return _name(node) in ("mul", "matmul") and any(n.op == "get_attr" for n in node.all_input_nodes)
+    return function_name(node) in ("mul", "matmul") and any(n.op == "get_attr" for n in node.all_input_nodes)
 
 
 def _two_tensors(node: fx.Node) -> bool:

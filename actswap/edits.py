@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from actswap import classes, graph
+from actswap import classes, graph, metadata
+from actswap.activation import Activation
 from actswap.classes import RECORD, MethodEdit
 from actswap.errors import RestoreError
 from actswap.graph import GraphModule, NodeState
@@ -56,16 +57,21 @@ class Edit:
         owner: the module that is changed.
         record: the swap it belongs to.
         order: its number among all edits of that swap.
+        replaces: the activation that was at the place; None for an edit that only makes room for another.
     """
 
     owner: nn.Module
     record: Any = field(default=None, kw_only=True)
     order: int = field(default=0, kw_only=True)
+    replaces: Activation | None = field(default=None, kw_only=True)
 
     def apply(self) -> None:
         """Make the change and note it on the owner. All or nothing."""
         self._put()
-        vars(self.owner).setdefault(RECORD, []).append(self)
+        if RECORD not in vars(self.owner):
+            vars(self.owner)[RECORD] = []
+            metadata.attach(self.owner)
+        vars(self.owner)[RECORD].append(self)
 
     def revert(self) -> None:
         """Undo the change and forget it."""
@@ -74,6 +80,7 @@ class Edit:
         edits.remove(self)
         if not edits:
             del vars(self.owner)[RECORD]
+            metadata.detach(self.owner)
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -235,14 +242,14 @@ _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hooks" in n
 
 
 def hooks(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The hook dictionaries of a module, by attribute."""
-    return {name: vars(module)[name] for name in _HOOKS}
+    """The hooks of a module by attribute, without those that note swaps in its state dict."""
+    return {name: {n: h for n, h in vars(module)[name].items() if not metadata.is_own(h)} for name in _HOOKS}
 
 
 def share_hooks(old: nn.Module, new: nn.Module) -> None:
     """Give `new` the hook dictionaries of `old`: the same objects, so that the handles of its hooks go on working."""
-    for name, value in hooks(old).items():
-        vars(new)[name] = value
+    for name in _HOOKS:
+        vars(new)[name] = vars(old)[name]
     vars(new)["_is_full_backward_hook"] = vars(old).get("_is_full_backward_hook")
 
 

@@ -72,6 +72,18 @@ class RestoreError(ActswapError):
     """The model was changed by hand under a swap, so that it cannot be undone safely."""
 
 
+class RecipeError(ActswapError, ValueError):
+    """A recipe that cannot be written as data, is not one, or does not fit the model it is applied to."""
+
+
+class EjectWarning(UserWarning):
+    """Modules that `eject` had to leave, since PyTorch has none that computes the same."""
+
+
+class WeightsWarning(UserWarning):
+    """Weights loaded into a network that computes another activation than the one they were trained with."""
+
+
 class NoSiteWarning(UserWarning):
     """One entry of `old` matched nothing while others did."""
 

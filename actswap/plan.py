@@ -28,6 +28,8 @@ class Swap:
         old, new: what was asked for and what was put in, as text.
         sites: what was swapped.
         skipped: sites of the same activations that were left alone.
+        source: what was put in, as data, where it is importable; None where only the modules can say.
+        share: whether one instance in several places stayed one.
         report: the validation; None when it was turned off.
     """
 
@@ -36,6 +38,8 @@ class Swap:
     new: str
     sites: Sites
     skipped: Sites
+    source: dict[str, Any] | None = None
+    share: bool = True
     report: Report | None = None
 
     def __repr__(self) -> str:
@@ -101,17 +105,18 @@ class Plan:
         owner = _owner(site)
         match site.place:
             case ModulePlace(key):
-                self.edits.append(Entry(owner, True, key, owner._modules[key], module))
+                self.edits.append(Entry(owner, True, key, owner._modules[key], module, replaces=site.activation))
                 self._flag(owner, key)
             case AttributePlace(name):
                 self._attribute(site, owner, name, module)
                 self._flag(owner, name)
             case CallPlace(call=call):
-                self.edits.append(Entry(owner, self._registers(site, owner, module), call.slot, MISSING, module))
+                registers = self._registers(site, owner, module)
+                self.edits.append(Entry(owner, registers, call.slot, MISSING, module, replaces=site.activation))
                 rewrites.setdefault(owner, []).append(site)
             case NodePlace(node=node, slot=slot):
                 assert isinstance(owner, graph.GraphModule)
-                self.edits.append(Entry(owner, True, slot, MISSING, module))
+                self.edits.append(Entry(owner, True, slot, MISSING, module, replaces=site.activation))
                 old = graph.node_state(owner, node)
                 self.edits.append(NodeEdit(owner, node, old, graph.slot_state(owner, node, slot)))
 
@@ -128,10 +133,10 @@ class Plan:
                     f"a {type(module).__name__} has parameters or a mode, and this place holds no submodule", site.path,
                     "choose a target without parameters, or exclude the site",
                 )  # fmt: skip
-            self.edits.append(Entry(owner, False, name, old, module))
+            self.edits.append(Entry(owner, False, name, old, module, replaces=site.activation))
         else:
             self.edits.append(Entry(owner, False, name, old, MISSING))
-            self.edits.append(Entry(owner, True, name, MISSING, module))
+            self.edits.append(Entry(owner, True, name, MISSING, module, replaces=site.activation))
 
     def _registers(self, site: Site, owner: nn.Module, module: nn.Module) -> bool:
         """Whether the owner can take one more submodule without noticing."""

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from actswap import registry
 from actswap.activation import Activation
+from actswap.adapters import Elementwise, InPlace
 from actswap.autograd import adapt
 from actswap.errors import BlockedSiteError, ParameterError, TargetError
 from actswap.nn import ActivationModule, module_class
+from actswap.portable import Data, object_data
 from actswap.recognize import Tables
 from actswap.sites import Site
 
@@ -43,35 +45,6 @@ def per_site(factory: Callable[[Site], nn.Module]) -> PerSite:
     return PerSite(factory)
 
 
-class Elementwise(nn.Module):
-    """A function of one tensor as a module: a user's callable, or the `apply` of a `torch.autograd.Function`."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor], name: str) -> None:
-        super().__init__()
-        self.function, self.name = function, name
-
-    def forward(self, x: Tensor) -> Tensor:
-        """f(x)."""
-        return self.function(x)
-
-    def extra_repr(self) -> str:
-        return self.name
-
-
-class InPlace(nn.Module):
-    """Another module, its result written back into its input, for callers that drop the returned value."""
-
-    def __init__(self, target: nn.Module) -> None:
-        super().__init__()
-        self.target = target
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x`, overwritten with `target(x)`."""
-        # The target may save its input for backward, and that tensor must not change under it.
-        needs_copy = torch.is_grad_enabled() and x.requires_grad
-        return x.copy_(self.target(x.clone() if needs_copy else x))
-
-
 @dataclass(frozen=True)
 class Replacement:
     """A resolved `new`.
@@ -80,11 +53,13 @@ class Replacement:
         name: for messages and records.
         activation: its definition; None for what only the user knows.
         make: gives the module for a site, before it is placed on a device.
+        source: `new` as data, where it is importable.
     """
 
     name: str
     activation: Activation | None
     make: Callable[[Site], nn.Module]
+    source: Data | None = None
 
 
 @dataclass(frozen=True)
@@ -107,13 +82,15 @@ def resolve(new: Any, params: Mapping[str, Any], save: str) -> Replacement:
     Raises:
         UnknownActivationError, ParameterError, TargetError: it is no activation, or not with these parameters.
     """
+    if isinstance(new, Replacement):
+        return new
     if isinstance(new, type) and issubclass(new, ActivationModule):
         new = new.activation
     if isinstance(new, (str, Activation)):
         return _of_activation(registry.get(new), params, save)
     if isinstance(new, type) and issubclass(new, nn.Module):
         _constructor_takes(new, params)
-        return Replacement(new.__name__, None, lambda site: new(**params))
+        return Replacement(new.__name__, None, lambda site: new(**params), object_data(new, params))
     if params:
         raise ParameterError(
             "parameters go to a name or a class, which is called with them", f"{new!r} with {dict(params)}",
@@ -123,17 +100,20 @@ def resolve(new: Any, params: Mapping[str, Any], save: str) -> Replacement:
         return Replacement(type(new).__name__, None, lambda site: copy.deepcopy(new))
     if isinstance(new, type) and issubclass(new, torch.autograd.Function):
         function = adapt(new)
-        return Replacement(new.__name__, None, lambda site: Elementwise(function.apply, new.__name__))
+        return Replacement(
+            new.__name__, None, lambda site: Elementwise(function.apply, new.__name__), object_data(new, {})
+        )
     if isinstance(new, PerSite):
-        return Replacement(_name(new.factory), None, lambda site: _module(new.factory(site), new.factory))
+        data = object_data(new.factory, {}, "per_site")
+        return Replacement(_name(new.factory), None, lambda site: _module(new.factory(site), new.factory), data)
     if not callable(new):
         raise TargetError(
             "`new` is a name, a module class or instance, an autograd.Function class, or a callable", repr(new),
             "actswap.names() lists the names",
         )  # fmt: skip
     if _required(new) == 0:
-        return Replacement(_name(new), None, lambda site: _module(new(), new))
-    return Replacement(_name(new), None, lambda site: Elementwise(new, _name(new)))
+        return Replacement(_name(new), None, lambda site: _module(new(), new), object_data(new, {}))
+    return Replacement(_name(new), None, lambda site: Elementwise(new, _name(new)), object_data(new, {}))
 
 
 def _name(function: Any) -> str:

@@ -95,7 +95,7 @@ def replace(
     warn_of_roles(selection.chosen, target.activation)
     number = max((edit.record.number for edit in edits.edits_of(root)), default=0) + 1
     label = ", ".join(query.label for query in asked)
-    record = Swap(number, label.replace("'", ""), target.name, Sites([]), Sites([]))
+    record = Swap(number, label.replace("'", ""), target.name, Sites([]), Sites([]), target.source, share)
     plan = Plan(root, tables, target, share, record)
     plan.make(selection.chosen)
     record.sites = Sites(site.record() for site in selection.chosen)

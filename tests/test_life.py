@@ -98,7 +98,8 @@ def test_functional_call_and_vmap(cls):
 @some
 def test_state_dicts_load_both_ways(cls):
     plain, model = cls(), swapped(cls)
-    model.load_state_dict(plain.state_dict())
+    with pytest.warns(actswap.WeightsWarning, match="weights trained with relu"):
+        model.load_state_dict(plain.state_dict())
     plain.load_state_dict(model.state_dict())
 
 

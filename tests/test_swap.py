@@ -29,7 +29,7 @@ def snapshot(model):
             dict(module._modules),
             dict(module._parameters),
             dict(module._buffers),
-            {name: (id(table), dict(table)) for name, table in edits.hooks(module).items()},
+            {name: (id(vars(module)[name]), dict(vars(module)[name])) for name in edits.hooks(module)},
             module.training,
         )
         for path, module in model.named_modules(remove_duplicate=False)
