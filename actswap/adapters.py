@@ -1,4 +1,4 @@
-"""Adapters: a function made a module, and a module made to work in place."""
+"""Adapters: a function made a module, a module made to work in place, or to leave its input to others."""
 
 from __future__ import annotations
 
@@ -35,3 +35,16 @@ class InPlace(nn.Module):
         # The target may save its input for backward, and that tensor must not change under it.
         needs_copy = torch.is_grad_enabled() and x.requires_grad
         return x.copy_(self.target(x.clone() if needs_copy else x))
+
+
+class Cloning(nn.Module):
+    """Another module on a copy of its input, for callers that overwrite the input before the backward has read it."""
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`target(x)`; the copy is saved in place of `x`."""
+        y: Tensor = self.target(x.clone() if torch.is_grad_enabled() and x.requires_grad else x)
+        return y

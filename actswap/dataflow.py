@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import operator
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -12,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actswap.source import Position
 
@@ -72,11 +75,80 @@ def _same_items(a: Any, b: Any) -> bool:
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
+class _TensorsKept(TorchDispatchMode):
+    """Whatever would write into a tensor that was there before writes into a copy of it.
+
+    A trace runs a model's code: what that does to symbolic values is recorded, and what it does to buffers is done.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: dict[int, Tensor] = {}  # by the address of the storage; holding them, so that no address comes twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func._schema.is_mutable:
+            args = list(args)
+            for place, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                if place < len(args):
+                    args[place] = self._copied(args[place])
+                elif argument.name in kwargs:
+                    kwargs[argument.name] = self._copied(kwargs[argument.name])
+        out = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given:
+                self._note(tensor)
+        return out
+
+    def _copied(self, value: Any) -> Any:
+        return pytree.tree_map_only(Tensor, self._note_copy, value)
+
+    def _note_copy(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.untyped_storage()._cdata in self.made else self._note(tensor.clone())
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        self.made.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+
+@contextlib.contextmanager
+def tensors_kept() -> Iterator[None]:
+    """Let no operation change a tensor that was there before, nor its version counter."""
+    versions = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)  # here the counters are raised
+    with torch._C._ExcludeDispatchKeyGuard(versions), _TensorsKept():
+        yield
+
+
+class _Proxy(fx.Proxy):
+    """A symbolic value on which `x += y` and `x[i] = y` are seen as what they are: fx takes the first for `x + y`."""
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, place, value), {})
+
+
+def _augmented(function: Any) -> Any:
+    def method(self: _Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    return method
+
+
+AUGMENTED = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor")
+for _name in AUGMENTED:
+    setattr(_Proxy, f"__{_name}__", _augmented(getattr(operator, _name)))
+
+
 class _Tracer(fx.Tracer):
     """Traces one module with its children as leaves, and notes for each node where in the source it was called."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -118,12 +190,16 @@ class DataFlow:
         if isinstance(owner, fx.GraphModule):
             return owner.graph
         if owner not in self._graphs:
-            with attributes_kept([owner]), torch.random.fork_rng(devices=[]), torch.no_grad():
+            with attributes_kept([owner]), torch.random.fork_rng(devices=[]), torch.no_grad(), tensors_kept():
                 try:
                     self._graphs[owner] = _Tracer().trace(owner)
                 except Exception:  # anything may go wrong in a model's code under symbolic values: then it is unknown
                     self._graphs[owner] = None
         return self._graphs[owner]
+
+    def parents(self, module: nn.Module) -> list[tuple[nn.Module, str]]:
+        """The modules that have this one as a child, and its name there."""
+        return self._parents.get(module, [])
 
     def child_nodes(self, parent: nn.Module, key: str) -> list[fx.Node]:
         """The nodes in the parent's graph that call one of its children."""
@@ -168,7 +244,7 @@ class DataFlow:
                 found |= {"hidden"} if parametric else self._follow(owner, user, activation, seen)
             elif name in _PRODUCTS or _has_parameter(user):
                 found.add("hidden")
-            elif name in ("mul", "mul_") and activation in _GATES and _two_tensors(user):
+            elif name in ("mul", "mul_", "imul") and activation in _GATES and _two_tensors(user):
                 found.add("gate")
             else:
                 found |= self._follow(owner, user, activation, seen)
@@ -179,7 +255,7 @@ class DataFlow:
         if owner is self.root:
             return {"output"}
         found: set[Role] = set()
-        for parent, key in self._parents.get(owner, []):
+        for parent, key in self.parents(owner):
             nodes = self.child_nodes(parent, key)
             for node in nodes:
                 found |= self._follow(parent, node, activation, set())
@@ -208,7 +284,7 @@ class DataFlow:
                     value = getattr(value, part, None)
                 parameter = value if isinstance(value, Tensor) else None
             elif source.op == "placeholder":
-                for parent, key in self._parents.get(owner, []):
+                for parent, key in self.parents(owner):
                     for call in self.child_nodes(parent, key):
                         self._back(parent, call, found, set())
             if parameter is not None:

@@ -14,7 +14,7 @@ from actswap.classes import MethodEdit
 from actswap.edits import MISSING, Edit, Entry, NodeEdit, Placement, Rewrite
 from actswap.errors import BlockedSiteError
 from actswap.recognize import Tables, stateless
-from actswap.replacement import Replacement, Slot, make_in_place
+from actswap.replacement import Replacement, Slot, keep_input, make_in_place
 from actswap.report import Report, counted
 from actswap.sites import AttributePlace, CallPlace, ModulePlace, NodePlace, Site, Sites
 
@@ -87,6 +87,7 @@ class Plan:
     def _group(self, group: list[Site], rewrites: dict[nn.Module, list[Site]]) -> None:
         old = _current(group[0])
         module = make_in_place(self.target.make(group[0]), group[0], self.tables)
+        module = keep_input(module, group[0])
         if isinstance(old, nn.Module):
             module.train(old.training)
             if any(edits.hooks(old).values()) and any(edits.hooks(module).values()):

@@ -11,7 +11,7 @@ from torch import nn
 
 from actswap import registry
 from actswap.activation import Activation
-from actswap.adapters import InPlace
+from actswap.adapters import Cloning, InPlace
 from actswap.classes import RECORD
 from actswap.errors import RecipeError
 from actswap.nn import ActivationModule
@@ -77,7 +77,7 @@ def module_data(module: Any) -> Data | None:
 
     Learned values are left to the state dict, and a parameter that follows the mode to the model.
     """
-    if isinstance(module, InPlace):  # where it is put again, it is made to work in place again
+    if isinstance(module, (InPlace, Cloning)):  # where it is put again, it is wrapped again
         module = module.target
     if not isinstance(module, ActivationModule) or not _by_name(module.activation):
         return None

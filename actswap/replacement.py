@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actswap import registry
+from actswap import aliasing, registry
 from actswap.activation import Activation
-from actswap.adapters import Elementwise, InPlace
-from actswap.autograd import adapt
+from actswap.adapters import Cloning, Elementwise, InPlace
+from actswap.autograd import adapt, state_for
 from actswap.errors import BlockedSiteError, ParameterError, TargetError
 from actswap.nn import ActivationModule, module_class
 from actswap.portable import Data, object_data
@@ -174,17 +174,47 @@ def _of_activation(activation: Activation, params: Mapping[str, Any], save: str)
 
 
 def _save(site: Site, new: Activation, save: str, params: Mapping[str, Any]) -> str:
-    """What `auto` means at a site: the output where the old op saved its output too, else PyTorch's own choice.
+    """What `auto` means at a site: the output where that is safe, else PyTorch's own choice.
 
-    Where the old op's backward needed its output, no later op can have changed that output in place, and the next
-    layer that keeps it makes it free.
+    The next layer that keeps the output makes it free. Where the old op's backward needed its output, no later op can
+    have changed that output in place; where it did not, the data flow must show that none does, and gradients must
+    stay PyTorch's bit for bit.
     """
     if save != "auto":
         return save
     state = new.states.get("output")
-    allowed = state is not None and (state.allowed is None or state.allowed(new.bind(params)))
-    kept = site.activation.save == "output" and not site.idiom  # a clamp saves its input
-    return "output" if allowed and kept else "auto"
+    if state is None or (state.allowed is not None and not state.allowed(new.bind(params))):
+        return "auto"
+    if keeps_output(site):
+        return "output"
+    owner = site.owner
+    exact = state.bound == 0 and owner is not None and site._flow is not None
+    if exact and not aliasing.result_is_overwritten(site._flow, owner, site.nodes(site._flow)):  # type: ignore[arg-type]
+        return "output"
+    return "auto"
+
+
+def keeps_output(site: Site) -> bool:
+    """Whether what is there now saves its output for backward."""
+    return site.activation.save == "output" and not site.idiom  # a clamp saves its input
+
+
+def keep_input(module: nn.Module, site: Site) -> nn.Module:
+    """The module for a site whose input is overwritten after it ran: one that saves its input gets a copy.
+
+    The old activation did not mind where it saved its output.
+    """
+    owner = site.owner
+    if owner is None or site.inplace or not keeps_output(site) or _saves_output(module):
+        return module
+    overwritten = aliasing.input_is_overwritten(site._flow, owner, site.nodes(site._flow))
+    return Cloning(module) if overwritten else module
+
+
+def _saves_output(module: nn.Module) -> bool:
+    if not isinstance(module, ActivationModule):
+        return False
+    return state_for(module.activation, module.params, inplace=module.inplace, save=module.save) == "output"
 
 
 def make_in_place(module: nn.Module, site: Site, tables: Tables) -> nn.Module:

@@ -482,3 +482,39 @@ def test_channels_last_networks_are_compared_too():
     actswap.replace(model, "relu", "softplus", example_inputs=x)
     assert actswap.history(model)[-1].report.passed
     assert model(x).is_contiguous(memory_format=torch.channels_last)
+
+
+class Counting(nn.Module):
+    """Writes into its buffers, parameters and other tensors on the way, as normalisation and weight clipping do."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("u", torch.zeros(3))
+        self.other = torch.zeros(2, 2)
+
+    def forward(self, x):
+        self.count.add_(1)
+        self.count += 1
+        self.u[0] = 4.0
+        self.u.view(3)[1:].mul_(2).fill_(7)
+        torch.add(self.u, 1, out=self.u)
+        self.other.data.copy_(torch.ones(2, 2))
+        self.norm.weight.data.clamp_(-0.01, 0.01)
+        fresh = torch.zeros(2)
+        fresh[0] = 1
+        if fresh.sum() != 1:
+            return x
+        return self.last(F.relu(self.norm(x)))
+
+
+def test_finding_writes_into_no_tensor():
+    model = Counting().train()
+    before = snapshot(model)
+    kept = {name: (b, b.clone(), b._version) for name, b in [*model.named_buffers(), ("other", model.other)]}
+    sites = actswap.find(model, "relu")
+    assert [site.role for site in sites] == ["hidden"]
+    assert_same(before, snapshot(model))
+    for b, value, version in kept.values():
+        assert torch.equal(b, value) and b._version == version
