@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from actswap import audit, checking, running
+from actswap import audit, checking, results, running
 from actswap.audit import Op
 from actswap.classes import MethodEdit, differs_only_at
 from actswap.edits import Edit, Entry, Rewrite, hooks
@@ -22,7 +22,7 @@ from actswap.rewriting import CallEdit
 from actswap.running import Inputs
 from actswap.sites import Site
 from actswap.structure import Structure
-from actswap.values import RUNS, Values, differing, distance, relative, run
+from actswap.values import RUNS, Values, differing, distance, run
 
 
 @dataclass
@@ -106,7 +106,7 @@ def after(
         lines += _streams(model, baseline, slots, skipped)
         if baseline.values:
             lines += _surgery_values(model, baseline, slots)
-            lines += _results(model, baseline, slots)
+            lines += results.of_swap(model, baseline.example_inputs, baseline.values, baseline.noise, slots)
         else:
             lines.append(Line("values", "note", "not compared: the model holds no values (meta or fake tensors)"))
     else:
@@ -141,7 +141,7 @@ def _mathematics(slots: Sequence[Slot]) -> list[Line]:
         device = site.device or (placed.device if placed is not None else torch.device("cpu"))
         if device.type == "meta" or (placed is not None and isinstance(placed, FakeTensor)) or not _exists(device):
             device = torch.device("cpu")
-        params = _constants(module)
+        params = results.constants(module)
         key = (module.activation.name, tuple(params.items()), dtype, str(device), module.save)
         if key not in seen:
             with unset_fake_temporarily():  # the caller may build and swap under a FakeTensorMode
@@ -261,88 +261,6 @@ def _surgery_values(model: nn.Module, baseline: Baseline, slots: Sequence[Slot])
         remark = f"; {expected.problem}" if expected.problem else ""
         lines.append(Line(title, "pass", f"the old activation through the new slots: {what} {how}{remark}"))
     return lines
-
-
-def _results(model: nn.Module, baseline: Baseline, slots: Sequence[Slot]) -> list[Line]:
-    """What the model computes now: finite, and the original's where old and new are the same function."""
-    assert baseline.example_inputs is not None
-    same = all(_is_same(slot) for slot in slots)
-    drift = _Drift(slots)
-    lines = []
-    for name, training, gradients in RUNS:
-        expected = baseline.values[name]
-        if expected.problem and expected.problem.startswith("the original raises"):
-            continue
-        with drift.measured() if training is None else contextlib.nullcontext():
-            got = run(model, baseline.example_inputs, training, gradients)
-        if got.problem and not expected.problem:
-            lines.append(Line(f"result ({name})", "fail", got.problem))
-            continue
-        finite = [t for t, x in got.named().items() if x.is_floating_point() and not x.isfinite().all()]
-        infinite = [t for t in finite if t not in expected.named() or expected.named()[t].isfinite().all()]
-        if infinite:
-            lines.append(Line(f"result ({name})", "fail", f"not finite, and were before: {', '.join(infinite[:6])}"))
-        elif same and (differences := differing(expected, got, baseline.noise[name])):
-            lines.append(Line(f"result ({name})", "fail", "\n".join(differences[:6]), {"differences": differences}))
-        elif same:
-            lines.append(Line(f"result ({name})", "pass", "the same function: bit for bit the original's"))
-        else:
-            moved = max((relative(a, b) for a, b in zip(expected.outputs, got.outputs, strict=True)), default=0.0)
-            detail = f"finite; the output moved by {moved:.3g} of its norm"
-            lines.append(Line(f"result ({name})", "pass", detail, {"drift": moved}))
-    return lines if same else [*lines, drift.line()]
-
-
-def _constants(module: ActivationModule) -> dict[str, Any]:
-    """The parameters that are numbers and belong to the activation, not to the mode the module is in."""
-    modes = {p.name for p in module.activation.parameters if p.mode}
-    return {n: v for n, v in module.params.items() if n not in modes and not isinstance(v, Tensor)}
-
-
-def _is_same(slot: Slot) -> bool:
-    module = slot.module
-    if not isinstance(module, ActivationModule):
-        return False
-    mine = module.activation
-    constants = _constants(module)
-    return all(
-        site.activation is mine
-        and not site.idiom
-        and {**mine.defaults, **site.params, **constants} == {**mine.defaults, **site.params}
-        for site in slot.sites
-    )
-
-
-class _Drift:
-    """How far each new activation is from the old one on the inputs that it gets."""
-
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self.slots = slots
-        self.sums: dict[str, tuple[float, float]] = {}
-
-    def measured(self) -> Any:
-        return running.forwards({slot.module: self._both(slot) for slot in self.slots})
-
-    def _both(self, slot: Slot) -> Callable[[Tensor], Tensor]:
-        forward = slot.module.forward
-
-        def both(x: Tensor) -> Tensor:
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                old = slot.old(x.clone())
-            new: Tensor = forward(x)
-            distance, norm = self.sums.get(slot.path, (0.0, 0.0))
-            added = float((new.double() - old.double()).square().sum()), float(old.double().square().sum())
-            self.sums[slot.path] = distance + added[0], norm + added[1]
-            return new
-
-        return both
-
-    def line(self) -> Line:
-        """The sites at which old and new differ most."""
-        drift = {path: (d / n if n else d) ** 0.5 for path, (d, n) in self.sums.items()}
-        worst = sorted(drift, key=lambda path: -drift[path])[:3]
-        detail = "new against old, relative to its norm: " + ", ".join(f"{path} {drift[path]:.3g}" for path in worst)
-        return Line("drift per site", "note", detail + (", ..." if len(drift) > 3 else ""), {"drift": drift})
 
 
 def _reversal(edits: Sequence[Edit]) -> Line:

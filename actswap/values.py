@@ -89,7 +89,7 @@ def differing(a: Values, b: Values, noise: Mapping[str, float] | None = None) ->
         x, y = left[name], right[name]
         if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
             found.append(f"{name}: {_kind(x)} became {_kind(y)}")
-        elif not _same_bits(x, y) and distance(x, y) > 4 * (noise or {}).get(name, 0.0):
+        elif not same_bits(x, y) and distance(x, y) > 4 * (noise or {}).get(name, 0.0):
             found.append(f"{name}: {_mismatch(x, y)}")
     return sorted(found)
 
@@ -98,7 +98,8 @@ def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype} on {x.device}"
 
 
-def _same_bits(x: Tensor, y: Tensor) -> bool:
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors hold the same bits, any NaN being as good as another."""
     if not x.is_floating_point():
         return torch.equal(x, y)
     # A copy in the default layout: some layouts that count as contiguous have strides that `view` does not take.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import actswap
 
 HIDDEN = ["relu", "relu6", "silu", "gelu", "gelu_tanh", "hardswish", "leaky_relu", "elu", "mish"]
-COMPOSED = ["squared_relu"]  # its own module runs a relu kernel inside
+COMPOSED = ["squared_relu", "quick_gelu"]  # written out, the first with a relu kernel
 KERNELS = {"relu", "hardtanh", "silu", "gelu", "hardswish", "leaky_relu", "elu", "mish"}
 
 
@@ -33,6 +34,10 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.counts = Counter()
 
+    def of_activations(self):
+        """The counts of the activation kernels."""
+        return {name: count for name, count in self.counts.items() if name in KERNELS}
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.counts[func.overloadpacket.__name__.rstrip("_")] += 1
         return func(*args, **(kwargs or {}))
@@ -40,9 +45,34 @@ class Kernels(TorchDispatchMode):
 
 def kernels(model, args):
     """How often each activation kernel runs in a forward."""
-    with torch.no_grad(), Kernels() as record:
-        model(*args)
-    return {name: count for name, count in record.counts.items() if name in KERNELS}
+    with torch.no_grad(), Kernels() as record, written_out(record) as composed:
+        model(**args) if isinstance(args, dict) else model(*args)
+    return record.of_activations() | ({"written out": composed[0]} if composed[0] else {})
+
+
+@contextlib.contextmanager
+def written_out(record):
+    """Counts the activation modules of another library that run no kernel: they write the formula out."""
+    count, before = [0], []
+
+    def is_one(module):
+        return type(module).__module__ == "transformers.activations"
+
+    def enter(module, args):
+        if is_one(module):
+            before.append(sum(record.of_activations().values()))
+
+    def leave(module, args, output):
+        if is_one(module):
+            count[0] += before.pop() == sum(record.of_activations().values())
+
+    hooks = torch.nn.modules.module
+    handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+    try:
+        yield count
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def problems(model, args):
