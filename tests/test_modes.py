@@ -14,7 +14,6 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 import actswap
@@ -96,7 +95,7 @@ NESTED = [pytest.param(actswap.get(name), transform, id=f"{name}-{transform}")
 def test_nested_transforms(activation, name, inplace):
     x, transform = points(2, 3, 2), TRANSFORMS[name]
     plain = partial(autograd.plain, activation, params=activation.bind({}), inplace=inplace)
-    # PyTorch has no vmap of rrelu, no second forward derivative of hardsigmoid, no functionalisation of some in-place ops
+    # PyTorch has no vmap of rrelu, no second forward derivative of hardsigmoid, no functional form of some in-place ops
     failed = error_of(lambda: transform(ours(activation, inplace))(x))
     if failed is not None:
         assert failed is error_of(lambda: transform(lambda t: plain(t * 1))(x))
@@ -159,9 +158,7 @@ def test_compiled_transforms(name, inplace, transform):
         close(a, b)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Dynamo does not know how to trace the builtin"
-)  # where it gives up and runs eagerly
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
 @both_places
 def test_a_compiled_surrogate_keeps_its_backward_or_refuses(inplace):
     activation, x, g = actswap.get("guided_relu"), points(4, 3), points(4, 3)
