@@ -130,7 +130,7 @@ def _plainly(activation: Activation, x: Tensor, values: Sequence[Any], inplace: 
         raise ModeError(
             f"{activation.name} has a surrogate backward, and this mode runs plain operations, which do not",
             mode,
-            "torch.autograd.grad or Tensor.backward on a strided tensor",
+            "run it eagerly on a dense tensor; trace and export it under torch.no_grad()",
         )
     return _plain(activation, x, values, inplace)
 
@@ -244,8 +244,10 @@ def _dispatch(activation: Activation, x: Tensor, values: Sequence[Any], inplace:
     needed = x.requires_grad
     for index, _ in activation.trained:
         needed = needed or (isinstance(values[index], Tensor) and values[index].requires_grad)
-    if not needed or torch._C._is_tracing() or not x.is_floating_point():
+    if not needed or not x.is_floating_point():
         return _plain(activation, x, values, inplace)
+    if torch._C._is_tracing():
+        return _plainly(activation, x, values, inplace, "torch.jit.trace")
     if x.is_nested and x.layout is torch.strided:  # a Function asks for its sizes, which it does not have
         return _plainly(activation, x, values, inplace, "a nested tensor of layout torch.strided")
     if activation.learnable:
@@ -283,8 +285,10 @@ def _compiling(activation: Activation, x: Tensor, values: Sequence[Any], inplace
         return _plainly(activation, x, values, inplace, f"{modes} while compiling")
     key = state_for(activation, dict(zip(activation.names, values, strict=True)), inplace=inplace, save=save)
     form = _compiled.get((activation, key))
-    if _exporting() or form is None or activation.states[key].forward is not None or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or form is None or activation.states[key].forward is not None:
         return _plain(activation, x, values, inplace)
+    if _exporting():
+        return _plainly(activation, x, values, inplace, "torch.export")
     values = _shaped(activation, x, values)
     return cast(Tensor, x.copy_(form.apply(x.clone(), *values)) if inplace else form.apply(x, *values))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from functools import partial
 
 import oracle
@@ -15,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils.checkpoint import checkpoint
 
 import actswap
 from actswap import autograd, functional
@@ -420,3 +422,189 @@ def test_a_dispatch_mode_sees_the_kernels_of_both_passes():
         functional.silu(x).backward(torch.ones(3))
     assert seen.count("aten.silu.default") == seen.count("aten.silu_backward.default") == 1
     assert "aten.sigmoid.default" not in seen
+
+
+# --- autocast, checkpoints, hooks, threads -------------------------------------------------------
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", NATIVE)
+def test_autocast_gives_pytorchs_dtype_but_for_prelu(activation, lower):
+    """The CPU's autocast lists none of these but prelu, which it computes in the lower type; we keep the input's."""
+    params = activation.bind({})
+    if activation.name == "prelu":
+        params = {"weight": torch.full((1,), 0.25)}
+    native = partial(oracle.NATIVE[activation.name], inplace=False, **params)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.linspace(-3, 3, 12, dtype=dtype).reshape(4, 3)
+        with torch.autocast("cpu", lower):
+            got, want = autograd.apply(activation, x, params), native(x)
+        assert got.dtype == dtype
+        assert want.dtype == (lower if activation.name == "prelu" else dtype)
+        if want.dtype == dtype:
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@kinds
+def test_checkpoints_under_autocast(activation, reentrant):
+    linear, module = nn.Linear(4, 4), actswap.nn.module_class(activation)(inplace=True)
+    gradients = []
+    for run in (lambda f, x: checkpoint(f, x, use_reentrant=reentrant), lambda f, x: f(x)):
+        x = torch.linspace(-3, 3, 12).reshape(3, 4).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(lambda t: module(linear(t)), x)
+        linear.zero_grad(), module.zero_grad()
+        y.float().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in (*linear.parameters(), *module.parameters()))])
+    assert all(torch.equal(got, want) for got, want in zip(*gradients, strict=True))
+
+
+@both_places
+@pytest.mark.parametrize("activation", EVERY)
+def test_hooks_on_saved_tensors(activation, inplace):
+    f, x = ours(activation, inplace), torch.randn(5, requires_grad=True)
+    (want,) = torch.autograd.grad(f(x).sum(), x)
+    with torch.autograd.graph.save_on_cpu():
+        y = f(x)
+    (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (second,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(first, want) and torch.equal(second, want)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        y = f(x)
+    if activation.states:
+        assert len(packed) == 1  # the one state, and nothing on the side
+        torch.autograd.grad(y.sum(), x)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(y.sum(), x)
+
+
+@pytest.mark.parametrize("activation", EVERY)
+def test_inference_tensors_fail_as_pytorchs_do(activation):
+    with torch.inference_mode():
+        x = torch.randn(4, 3)
+        if activation.states:
+            with pytest.raises(RuntimeError, match="does not require grad"):
+                autograd.apply(activation, x, activation.bind({})).sum().backward()
+    if activation.states:
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            autograd.apply(activation, x, activation.bind({}), inplace=True)
+    leaf = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(autograd.apply(activation, leaf, activation.bind({})).sum(), leaf)
+    assert not g.is_inference()
+    if activation.learnable:
+        module = actswap.nn.module_class(activation)()
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            module(x)
+
+
+def test_one_graph_from_several_threads():
+    """Backward of one graph from several threads, and forwards meanwhile, which make plans and Functions."""
+    x = torch.linspace(-3, 3, 101, dtype=torch.float64, requires_grad=True)
+    graphs = [(ours(a)(x), a) for a in ACTIVATIONS]
+    wanted = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y, _ in graphs]
+    failures: list[object] = []
+
+    def work():
+        for (y, activation), want in zip(graphs, wanted, strict=True):
+            (g,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+            (again,) = torch.autograd.grad(ours(activation, inplace=True)(x).sum(), x)
+            if not (torch.equal(g, want) and torch.allclose(again, want)):
+                failures.append(activation.name)
+
+    for cache in (autograd._plans, autograd._eager, autograd._transformed):
+        cache.clear()
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@both_places
+@pytest.mark.parametrize("activation", EVERY)
+def test_deterministic_algorithms(activation, inplace):
+    f, x = ours(activation, inplace), torch.randn(5, 3, requires_grad=True)
+    want = f(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = f(x)
+        (g,) = torch.autograd.grad(y.sum(), x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(y, want) and torch.equal(g, torch.autograd.grad(want.sum(), x)[0])
+
+
+# --- traced and exported -------------------------------------------------------------------------
+
+
+class Each(nn.Module):
+    """Every activation of one input, each an output."""
+
+    def __init__(self, names, **options):
+        super().__init__()
+        self.acts = nn.ModuleDict({name: actswap.nn.module_class(name)(**options) for name in names})
+
+    def forward(self, x):
+        return tuple(act(x * 1) for act in self.acts.values())
+
+
+DRAWN = torch.linspace(-6, 6, 24).reshape(4, 6)
+
+
+@both_places
+def test_exported_for_every_size(inplace):
+    net = Each([a.name for a in ACTIVATIONS if not a.surrogate], inplace=inplace).eval()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(net, (DRAWN,), dynamic_shapes={"x": {0: rows}})
+    for x in (DRAWN, torch.randn(7, 6)):
+        torch.testing.assert_close(program.module()(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("activation", SURROGATE)
+def test_a_surrogate_is_exported_for_inference_only(activation):
+    net = nn.Sequential(nn.Linear(6, 6), actswap.nn.module_class(activation)())
+    with pytest.raises(ModeError, match=r"surrogate(.|\n)*given: torch.jit.trace\n  try: .*under torch.no_grad\(\)"):
+        torch.jit.trace(net, (DRAWN,))
+    with pytest.raises(ModeError, match=r"surrogate(.|\n)*given: torch.export\n  try: .*under torch.no_grad\(\)"):
+        torch.export.export(net, (DRAWN,))
+    with torch.no_grad():
+        for exported in (torch.jit.trace(net, (DRAWN,)), torch.export.export(net, (DRAWN,)).module()):
+            assert torch.equal(exported(DRAWN), net(DRAWN))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@both_places
+def test_onnx_runs_every_activation(inplace, tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"ONNX export needs {package}")
+    import onnxruntime
+
+    # PyTorch's exporter has no rrelu
+    names = [a.name for a in ACTIVATIONS if not a.surrogate and a.name != "rrelu"]
+    net = Each(names, inplace=inplace).eval()
+    torch.onnx.export(net, (DRAWN,), dynamo=True, verbose=False).save(tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {session.get_inputs()[0].name: DRAWN.numpy()})
+    for name, got, want in zip(names, outputs, net(DRAWN), strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), want, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for module in (nn.RReLU(), actswap.nn.RReLU()):
+        with pytest.raises(torch.onnx.OnnxExporterError, match="rrelu"):
+            torch.onnx.export(module.eval(), (DRAWN,), dynamo=True, verbose=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@both_places
+def test_a_loaded_trace_has_the_gradients(inplace, tmp_path):
+    names = [name for name in actswap.names() if not actswap.get(name).surrogate]
+    net = Each(names, inplace=inplace).eval()
+    torch.jit.save(torch.jit.trace(net, (DRAWN.clone(),)), tmp_path / "net.pt")
+    loaded = torch.jit.load(tmp_path / "net.pt")
+    x = DRAWN.clone().requires_grad_()
+    for name, got, want in zip(names, loaded(x), net(x), strict=True):
+        torch.testing.assert_close(got, want, msg=lambda m, n=name: f"{n}: {m}")
+        slopes = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in (got, want)]
+        torch.testing.assert_close(*slopes, msg=lambda m, n=name: f"{n}: {m}")
