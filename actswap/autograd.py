@@ -235,16 +235,20 @@ def _shape(activation: Activation, name: str, x: Tensor, value: Tensor) -> Tenso
     return value.reshape(shape)
 
 
+def _needs_gradient(activation: Activation, x: Tensor, values: Sequence[Any]) -> bool:
+    for index, _ in activation.trained:
+        if isinstance(values[index], Tensor) and values[index].requires_grad:
+            return True
+    return x.requires_grad
+
+
 def _dispatch(activation: Activation, x: Tensor, values: Sequence[Any], inplace: bool, save: str) -> Tensor:
     plan = _plan(activation, values, inplace, save)
     if plan.state is None or not torch.is_grad_enabled():
         return _plain(activation, x, values, inplace)
     if transforming() or forward_ad._current_level >= 0:
         return _transforming(activation, plan.state, x, values, inplace, save)
-    needed = x.requires_grad
-    for index, _ in activation.trained:
-        needed = needed or (isinstance(values[index], Tensor) and values[index].requires_grad)
-    if not needed or not x.is_floating_point():
+    if not _needs_gradient(activation, x, values) or not x.is_floating_point():
         return _plain(activation, x, values, inplace)
     if torch._C._is_tracing():
         return _plainly(activation, x, values, inplace, "torch.jit.trace")
@@ -286,6 +290,8 @@ def _compiling(activation: Activation, x: Tensor, values: Sequence[Any], inplace
     key = state_for(activation, dict(zip(activation.names, values, strict=True)), inplace=inplace, save=save)
     form = _compiled.get((activation, key))
     if not torch.is_grad_enabled() or form is None or activation.states[key].forward is not None:
+        return _plain(activation, x, values, inplace)
+    if not _needs_gradient(activation, x, values):  # Dynamo then calls a forward of three arguments without its context
         return _plain(activation, x, values, inplace)
     if _exporting():
         return _plainly(activation, x, values, inplace, "torch.export")

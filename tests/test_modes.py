@@ -38,6 +38,7 @@ SURROGATE = [pytest.param(a, id=a.name) for a in ACTIVATIONS if a.surrogate]
 # one of each kind: saves its output, its input, has no kernel, a float32 constant, trained, a surrogate, nothing saved
 KINDS = ["relu", "softplus", "silu", "quick_gelu", "elu", "prelu", "swish_beta", "guided_relu", "identity"]
 kinds = pytest.mark.parametrize("activation", [pytest.param(actswap.get(name), id=name) for name in KINDS])
+slow = pytest.mark.slow
 both_places = pytest.mark.parametrize("inplace", [False, True], ids=["out of place", "in place"])
 
 
@@ -148,15 +149,26 @@ def compiled(f, **options):
     return torch.compile(f, fullgraph=True, backend="aot_eager", **options)
 
 
-@pytest.mark.parametrize("transform", COMPILED.values(), ids=list(COMPILED))
-@pytest.mark.parametrize(("name", "inplace"), [("relu", True), ("softplus", False), ("swish_beta", True),
-                                               ("quick_gelu", False), ("prelu", False)])  # fmt: skip
+ORDINARY = {("softplus", False): list(COMPILED), ("prelu", True): ["vmap", "forward mode by hand"],
+            ("quick_gelu", True): ["jvp", "vmap(grad)"], ("relu", True): ["hessian"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "inplace", "transform"),
+    [
+        pytest.param(name, inplace, transform, marks=() if transform in ORDINARY.get((name, inplace), ()) else slow)
+        for name in KINDS
+        for inplace in (False, True)
+        for transform in COMPILED
+        if not actswap.get(name).surrogate
+    ],
+)
 def test_compiled_transforms(name, inplace, transform):
     activation, x = actswap.get(name), points(4, 3)
     module = actswap.nn.module_class(activation)(inplace=inplace).double()
-    got = compiled(transform(lambda t: module(t * 1)))(x)
-    for a, b in zip(got if isinstance(got, tuple) else (got,), torch.utils._pytree.tree_leaves(
-            transform(ideal(activation))(x)), strict=True):  # fmt: skip
+    got = compiled(COMPILED[transform](lambda t: module(t * 1)))(x)
+    want = COMPILED[transform](ideal(activation))(x)
+    for a, b in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True):
         close(a, b)
 
 
@@ -177,6 +189,19 @@ def test_a_compiled_surrogate_keeps_its_backward_or_refuses(inplace):
         torch.compile(COMPILED["jvp"](f), backend="eager")(x)
 
 
+@pytest.mark.parametrize("activation", EVERY)
+def test_compiled_with_and_without_a_gradient(activation):
+    """Frozen parts, and the first activation of a network, have no gradient while grad mode is on."""
+    params = next((p for p in oracle.AWKWARD.get(activation.name, []) if not p.get("training")), {})
+    module = actswap.nn.module_class(activation)(**params).eval().requires_grad_(False)
+    torch.compiler.reset()
+    call = torch.compile(module, fullgraph=True, backend="eager")
+    for needed in (False, True):
+        x = torch.linspace(-3, 3, 12).reshape(4, 3).requires_grad_(needed)
+        y = call(x)
+        assert torch.equal(y, module(x)) and y.requires_grad == needed
+
+
 def compilations_for_sizes(module: nn.Module, sizes: tuple[int, ...], mark: bool, **options) -> int:
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -191,8 +216,16 @@ def compilations_for_sizes(module: nn.Module, sizes: tuple[int, ...], mark: bool
     return counter.frame_count
 
 
-@pytest.mark.parametrize(("theirs", "mine"), [(nn.ReLU, "relu"), (nn.Softplus, "softplus"), (nn.PReLU, "prelu"),
-                                              (nn.SiLU, "quick_gelu"), (nn.PReLU, "swish_beta")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        (nn.Softplus, "softplus"),
+        (nn.PReLU, "prelu"),
+        pytest.param(nn.ReLU, "relu", marks=slow),
+        pytest.param(nn.SiLU, "quick_gelu", marks=slow),
+        pytest.param(nn.PReLU, "swish_beta", marks=slow),
+    ],
+)
 def test_new_sizes_compile_no_more_often_than_pytorch(theirs, mine):
     for options in ({"mark": False, "dynamic": True}, {"mark": True}, {"mark": False}):
         counts = [compilations_for_sizes(module, (2, 5, 9), **options)
@@ -577,7 +610,7 @@ def test_a_surrogate_is_exported_for_inference_only(activation):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@both_places
+@pytest.mark.parametrize("inplace", [pytest.param(False, marks=slow), True])
 def test_onnx_runs_every_activation(inplace, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason=f"ONNX export needs {package}")
