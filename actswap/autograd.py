@@ -20,12 +20,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_interpreter_stack
 from torch.autograd import Function, forward_ad
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
 from actswap.activation import Activation, State
-from actswap.errors import ParameterError, ShapeError, TargetError
-from actswap.functions import forward_mode, make_compiled, make_eager, make_trained, make_transformed, transforming
+from actswap.errors import ModeError, ParameterError, ShapeError, TargetError
+from actswap.functions import make_compiled, make_eager, make_trained, make_transformed, transforming
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # new in PyTorch 2.7
 _tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
@@ -111,6 +112,29 @@ def _make_plan(activation: Activation, key: str, inplace: bool) -> Plan:
     return Plan(activation.states[key], make(activation, key, inplace), key == "input", conditional)
 
 
+# Dynamo enters transforms while it traces, and guards on those around it.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transforms() -> str:
+    """The names of the transforms of `torch.func` that are on; `Jvp` also for forward mode by hand."""
+    names = {i.key().name for i in get_interpreter_stack() or ()} if transforming() else set()
+    return ", ".join(sorted(names | {"Jvp"} if forward_ad._current_level >= 0 else names))
+
+
+def _plainly(activation: Activation, x: Tensor, values: Sequence[Any], inplace: bool, mode: str) -> Tensor:
+    """Plain operations in a mode that our Functions cannot serve.
+
+    Raises:
+        ModeError: a surrogate backward, which plain operations do not have.
+    """
+    if activation.surrogate:
+        raise ModeError(
+            f"{activation.name} has a surrogate backward, and this mode runs plain operations, which do not",
+            mode,
+            "run it eagerly on a dense tensor; trace and export it under torch.no_grad()",
+        )
+    return _plain(activation, x, values, inplace)
+
+
 def prepare(activation: Activation) -> None:
     """Make what Dynamo needs ready-made, since it cannot trace the making of a class."""
     for key in activation.states:
@@ -135,6 +159,8 @@ def apply(
     Raises:
         ParameterError: the definition has no such state, or these parameter values do not permit it.
         ShapeError: trained parameters that do not fit the channels of `x`.
+        ModeError: a surrogate backward in a mode that has only plain operations.
+        TypeError: `x` is no tensor.
 
     >>> from actswap.catalog import CATALOG
     >>> x = torch.tensor([0.0], requires_grad=True)
@@ -145,6 +171,8 @@ def apply(
     if has_torch_function_unary(x) or (activation.learnable and has_torch_function(values)):
         given = {**params, **({"inplace": True} if inplace else {}), **({"save": save} if save != "auto" else {})}
         return cast(Tensor, handle_torch_function(_recorded[0](activation), (x, *values), x, **given))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{activation.name}(): argument 'x' must be Tensor, not {type(x).__name__}")
     run = _compiling if torch.compiler.is_compiling() else _dispatch
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         values = [value.to(x.dtype) if isinstance(value, Tensor) else value for value in values]
@@ -207,17 +235,25 @@ def _shape(activation: Activation, name: str, x: Tensor, value: Tensor) -> Tenso
     return value.reshape(shape)
 
 
+def _needs_gradient(activation: Activation, x: Tensor, values: Sequence[Any]) -> bool:
+    for index, _ in activation.trained:
+        if isinstance(values[index], Tensor) and values[index].requires_grad:
+            return True
+    return x.requires_grad
+
+
 def _dispatch(activation: Activation, x: Tensor, values: Sequence[Any], inplace: bool, save: str) -> Tensor:
     plan = _plan(activation, values, inplace, save)
     if plan.state is None or not torch.is_grad_enabled():
         return _plain(activation, x, values, inplace)
     if transforming() or forward_ad._current_level >= 0:
         return _transforming(activation, plan.state, x, values, inplace, save)
-    needed = x.requires_grad
-    for index, _ in activation.trained:
-        needed = needed or (isinstance(values[index], Tensor) and values[index].requires_grad)
-    if not needed or torch._C._is_tracing() or not x.is_floating_point():
+    if not _needs_gradient(activation, x, values) or not x.is_floating_point():
         return _plain(activation, x, values, inplace)
+    if torch._C._is_tracing():
+        return _plainly(activation, x, values, inplace, "torch.jit.trace")
+    if x.is_nested and x.layout is torch.strided:  # a Function asks for its sizes, which it does not have
+        return _plainly(activation, x, values, inplace, "a nested tensor of layout torch.strided")
     if activation.learnable:
         values = _shaped(activation, x, values)
     if not inplace:
@@ -231,10 +267,10 @@ def _transforming(
     activation: Activation, state: State, x: Tensor, values: Sequence[Any], inplace: bool, save: str
 ) -> Tensor:
     """Under `torch.func` or forward mode; in place is out of place and a copy, which functorch follows."""
-    forward = forward_mode()
-    if forward and activation.surrogate:
-        raise NotImplementedError(f"{activation.name} has a surrogate backward, and so no forward-mode derivative")
-    if forward or activation.learnable or state.forward is not None or not x.is_floating_point():
+    modes = _transforms()
+    if "Jvp" in modes or "Functionalize" in modes:
+        return _plainly(activation, x, values, inplace, modes)
+    if activation.learnable or state.forward is not None or not x.is_floating_point():
         return _plain(activation, x, values, inplace)
     key = state_for(activation, dict(zip(activation.names, values, strict=True)), inplace=inplace, save=save)
     form = _transformed.get((activation, key))
@@ -244,11 +280,21 @@ def _transforming(
 
 
 def _compiling(activation: Activation, x: Tensor, values: Sequence[Any], inplace: bool, save: str) -> Tensor:
-    """While Dynamo traces; exporters get plain operations, which every runtime knows."""
+    """While Dynamo traces; exporters get plain operations, which every runtime knows.
+
+    So does `torch.func`: Dynamo gives its own form of a Function neither a vmap rule nor a forward-mode derivative.
+    """
+    modes = _transforms()
+    if modes and not (activation.surrogate and modes == "Grad"):
+        return _plainly(activation, x, values, inplace, f"{modes} while compiling")
     key = state_for(activation, dict(zip(activation.names, values, strict=True)), inplace=inplace, save=save)
     form = _compiled.get((activation, key))
-    if _exporting() or form is None or activation.states[key].forward is not None or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or form is None or activation.states[key].forward is not None:
         return _plain(activation, x, values, inplace)
+    if not _needs_gradient(activation, x, values):  # Dynamo then calls a forward of three arguments without its context
+        return _plain(activation, x, values, inplace)
+    if _exporting():
+        return _plainly(activation, x, values, inplace, "torch.export")
     values = _shaped(activation, x, values)
     return cast(Tensor, x.copy_(form.apply(x.clone(), *values)) if inplace else form.apply(x, *values))
 

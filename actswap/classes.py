@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType
@@ -156,6 +157,18 @@ def _subclass(like: type, bases: tuple[type, ...], namespace: Mapping[str, Any])
     cls = type.__new__(type(like), like.__name__, (_Quiet, *bases), body)
     cls.__bases__ = bases
     return cls
+
+
+def is_sharded(cls: type) -> bool:
+    """Whether it is a class that `fully_shard` gives a module, or wrapped FullyShardedDataParallel."""
+    return any(c.__module__.startswith("torch.distributed.fsdp") for c in cls.__mro__)
+
+
+@functools.cache
+def rebased(cls: type, before: type, after: type) -> type:
+    """A class with another base, made once: `fully_shard` gives all modules of a class one class between them."""
+    body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, tuple(after if base is before else base for base in cls.__bases__), body)
 
 
 _SELF = "actswap: the rewritten class"

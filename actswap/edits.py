@@ -193,7 +193,8 @@ class Rewrite(Edit):
 
     def problem(self) -> str | None:
         expected = classes.rewritten_class(self.original, self.new)
-        if type(self.owner) is expected or (_is_parametrized(self.owner) and expected in type(self.owner).__bases__):
+        over = _is_parametrized(self.owner) or classes.is_sharded(type(self.owner))
+        if type(self.owner) is expected or (over and expected in type(self.owner).__bases__):
             return None
         return f"its class is {type(self.owner).__qualname__}, and was the rewritten {expected.__qualname__}"
 
@@ -203,12 +204,14 @@ def _is_parametrized(module: nn.Module) -> bool:
 
 
 def _set_class(owner: nn.Module, original: type, old: frozenset[MethodEdit], new: frozenset[MethodEdit]) -> None:
-    """Exchange a rewritten class, directly or as the base of the class that parametrising made for this owner alone."""
+    """Exchange a rewritten class: the owner's own, or the base of the class that sharding or parametrising gave it."""
     before, after = classes.rewritten_class(original, old), classes.rewritten_class(original, new)
-    if type(owner) is before:
+    cls: type = type(owner)
+    if cls is before:
         object.__setattr__(owner, "__class__", after)
-    else:
-        cls = type(owner)
+    elif classes.is_sharded(cls):
+        object.__setattr__(owner, "__class__", classes.rebased(cls, before, after))
+    else:  # parametrised: a class made for this owner alone
         cls.__bases__ = tuple(after if base is before else base for base in cls.__bases__)
 
 

@@ -12,17 +12,29 @@ from collections.abc import Iterable
 class ActswapError(Exception):
     """Base of every error that actswap raises on purpose."""
 
-    def __init__(self, rule: str, given: str = "", hint: str = "") -> None:
-        self.rule, self.given, self.hint = rule, given, hint
-        lines = [rule]
-        if given:
-            lines.append(f"  given: {given}")
-        if hint:
-            lines.append(f"  try:   {hint}")
-        super().__init__("\n".join(lines))
+    # No __init__: Dynamo can show an exception that has none, also with fullgraph=True.
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.rule, self.given, self.hint)
+    @property
+    def rule(self) -> str:
+        """What was broken."""
+        return self._part(0)
+
+    @property
+    def given(self) -> str:
+        """What was given; may be empty."""
+        return self._part(1)
+
+    @property
+    def hint(self) -> str:
+        """What to try; may be empty."""
+        return self._part(2)
+
+    def _part(self, index: int) -> str:
+        return str(self.args[index]) if index < len(self.args) else ""
+
+    def __str__(self) -> str:
+        given = [f"  given: {self.given}"] if self.given else []
+        return "\n".join([self.rule, *given, *([f"  try:   {self.hint}"] if self.hint else [])])
 
 
 class UnknownActivationError(ActswapError, LookupError):
@@ -42,6 +54,10 @@ class ParameterError(ActswapError, ValueError):
 
 class ShapeError(ActswapError, RuntimeError):
     """Trained parameters whose number does not fit the input's channels."""
+
+
+class ModeError(ActswapError, NotImplementedError):
+    """An activation in a mode of PyTorch that cannot have its backward."""
 
 
 class RegistrationError(ActswapError, ValueError):

@@ -12,6 +12,7 @@ from torch import nn
 
 from actswap import audit, registry, running
 from actswap.activation import Activation
+from actswap.classes import is_sharded
 from actswap.errors import TargetError, UnknownActivationError, UnsupportedModelError
 from actswap.recognize import Tables
 from actswap.scan import scan
@@ -29,32 +30,36 @@ class Query:
     asks_for: Callable[[Site], bool]
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module, *, wrapped: bool = False) -> nn.Module:
     """The module inside a `torch.compile` wrapper.
+
+    Args:
+        wrapped: whether the model may be wrapped for distributed training: it is only read, or restored.
 
     Raises:
         UnsupportedModelError: TorchScript, or a model wrapped for distributed training.
     """
     if isinstance(model, torch._dynamo.OptimizedModule):
-        return unwrap(model._orig_mod)
+        return unwrap(model._orig_mod, wrapped=wrapped)
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(
             "a TorchScript model is compiled: its activations cannot be swapped", f"a {type(model).__name__}",
             "swap in the Python model, then script or trace it",
         )  # fmt: skip
-    for module in model.modules():
-        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") or _is_sharded(module):
-            raise UnsupportedModelError(
-                "a model wrapped for distributed training cannot be edited", f"a {type(module).__name__}",
-                "swap before wrapping: actswap.replace(model, ...), then wrap the result",
-            )  # fmt: skip
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError("actswap works on torch.nn.Module objects", f"a {type(model).__name__}")
+    if not wrapped and (wrapper := distributed(model)) is not None:
+        raise UnsupportedModelError(
+            "a model wrapped for distributed training cannot be edited", f"a {type(wrapper).__name__}",
+            "swap before wrapping: actswap.replace(model, ...), then wrap the result",
+        )  # fmt: skip
     return model
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    return any(cls.__module__.startswith("torch.distributed.fsdp") for cls in type(module).__mro__)
+def distributed(model: nn.Module) -> nn.Module | None:
+    """The first module in a model that DistributedDataParallel or FSDP wraps or is; None when there is none."""
+    names = ("DistributedDataParallel", "FullyShardedDataParallel")
+    return next((m for m in model.modules() if type(m).__name__ in names or is_sharded(type(m))), None)
 
 
 def entries(old: Old) -> list[Any]:

@@ -13,8 +13,8 @@ from torch import nn
 from actswap import edits, registry, validation
 from actswap.classes import MethodEdit
 from actswap.edits import Edit, Entry, Rewrite
-from actswap.errors import EquivalenceError, ParameterError
-from actswap.finding import Old, extras, observed, queries, unwrap
+from actswap.errors import EquivalenceError, ParameterError, UnsupportedModelError
+from actswap.finding import Old, distributed, extras, observed, queries, unwrap
 from actswap.plan import Plan, Swap
 from actswap.recognize import Tables
 from actswap.replacement import resolve
@@ -130,6 +130,7 @@ def restore(model: nn.Module, *, last: bool = False) -> nn.Module:
 
     Raises:
         RestoreError: the model was changed by hand under a swap; nothing is undone.
+        UnsupportedModelError: it is wrapped for distributed training, and a swap changed its parameters.
 
     >>> import torch, actswap
     >>> relu = torch.nn.ReLU()
@@ -137,12 +138,25 @@ def restore(model: nn.Module, *, last: bool = False) -> nn.Module:
     >>> actswap.restore(model)[0] is relu
     True
     """
-    root = unwrap(model)
+    root = unwrap(model, wrapped=True)
     found = edits.edits_of(root)
     if last and found:
         found = [edit for edit in found if edit.record.number == found[-1].record.number]
+    _wrapper_allows(root, found)
     edits.revert_all(found, {module: paths[0] for module, paths in named_modules(root).items()})
     return model
+
+
+def _wrapper_allows(model: nn.Module, found: list[Edit]) -> None:
+    """Refuse to change the parameters of a model whose wrapper for distributed training has taken note of them."""
+    wrapper = distributed(model)
+    old, new = ({id(p) for e in found for p in _parameters_of(e, side)} for side in ("old", "new"))
+    if wrapper is not None and old != new:
+        raise UnsupportedModelError(
+            "a model wrapped for distributed training keeps its parameters, and this would change them",
+            f"a {type(wrapper).__name__} with {len(new)} parameters that swaps brought in, {len(old)} that they took",
+            "restore the model before it is wrapped",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -178,7 +192,7 @@ def history(model: nn.Module) -> list[Swap]:
     >>> actswap.history(actswap.replace(model, "relu", "silu"))
     [Swap(1: relu -> silu, 1 site)]
     """
-    found = {id(edit.record): edit.record for edit in edits.edits_of(unwrap(model))}
+    found = {id(edit.record): edit.record for edit in edits.edits_of(unwrap(model, wrapped=True))}
     return list(found.values())
 
 
@@ -191,8 +205,8 @@ def parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     [torch.Size([1])]
     """
     seen: set[int] = set()
-    old = {id(p) for e in edits.edits_of(unwrap(model)) for p in _parameters_of(e, "old")}
-    for edit in edits.edits_of(unwrap(model)):
+    old = {id(p) for e in edits.edits_of(unwrap(model, wrapped=True)) for p in _parameters_of(e, "old")}
+    for edit in edits.edits_of(unwrap(model, wrapped=True)):
         for parameter in _parameters_of(edit, "new"):
             if id(parameter) not in seen | old:
                 seen.add(id(parameter))
@@ -212,7 +226,7 @@ def diff(model: nn.Module) -> str:
     nothing was rewritten
     """
     methods: dict[tuple[object, str], MethodEdit] = {}
-    for edit in edits.edits_of(unwrap(model)):
+    for edit in edits.edits_of(unwrap(model, wrapped=True)):
         if isinstance(edit, Rewrite):
             methods.update({(m.cls or m.helper, m.name): m for m in edit.new})
     return "".join(_diff_of(method) for method in methods.values())
