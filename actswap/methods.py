@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
+import enum
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from actswap.calls import Finder, RawCall, Reference
+from actswap import opaque
+from actswap.activation import Activation
+from actswap.callees import Callee, activations
+from actswap.calls import RawCall, Reference
 from actswap.classes import unwrapped
+from actswap.finder import Finder
+from actswap.objects import leaves, spelled
 from actswap.patterns import IDIOMS, MISSING, Pattern
-from actswap.recognize import Tables
+from actswap.recognize import Tables, recognised_class
 from actswap.scope import NOT_FOLLOWED, followed
 from actswap.source import Unverified, codes, filled, verify
 
@@ -42,15 +48,50 @@ def methods(cls: type) -> Iterator[tuple[type, str, Any]]:
         seen.update(vars(base))
 
 
-def mentions(function: FunctionType, tables: Tables) -> bool:
-    """Whether the code names anything that could be an activation: the cheap test before any parsing."""
+def live(cls: type) -> set[str]:
+    """The names of the methods that a forward may come to, by the names that the code mentions."""
+    mentioned: dict[str, set[str]] = {}
+    for _, name, attribute in methods(cls):
+        function = unwrapped(getattr(attribute, "__func__", attribute))
+        if function is not None:
+            names = {n for code in codes(function.__code__) for n in code.co_names}
+            mentioned.setdefault(name, set()).update(names)
+    found = {"forward", "__call__"}
+    waiting = list(found)
+    while waiting:
+        new = mentioned.get(waiting.pop(), set()) & mentioned.keys() - found
+        found |= new
+        waiting += new
+    return found
+
+
+def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
+    """Whether the code names anything that could be an activation: the cheap test before any parsing.
+
+    Args:
+        made: whether the classes of activation modules count too.
+    """
+    known = tables.names | tables.class_names if made else tables.names
     for code in codes(function.__code__):
         for name in code.co_names:
-            if name in tables.names or tables.call(function.__globals__.get(name, MISSING)):
+            if name in known or _is_mention(function.__globals__.get(name, MISSING), tables, made):
                 return True
+        if any(isinstance(constant, str) and constant in tables.methods for constant in code.co_consts):
+            return True
     held = [cell.cell_contents for cell in function.__closure__ or () if filled(cell)]
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return any(tables.call(value) for value in held)
+    return any(_is_mention(value, tables, made) for value in held)
+
+
+def _is_mention(value: Any, tables: Tables, made: bool) -> bool:
+    """Whether an object that code names is an activation, or holds one or code that applies one."""
+    if isinstance(value, type) and not isinstance(value, enum.EnumMeta):
+        return made and recognised_class(value, tables) is not None
+    if tables.call(value):
+        return True
+    if isinstance(value, FunctionType) and unwrapped(value) is not None:
+        return False  # a helper, followed by itself
+    return any(True for _ in leaves(value, tables.is_callable))
 
 
 def helpers(function: FunctionType) -> Iterator[FunctionType]:
@@ -59,9 +100,13 @@ def helpers(function: FunctionType) -> Iterator[FunctionType]:
     values = [function.__globals__.get(name) for name in names]
     modules = [v for v in values if isinstance(v, ModuleType) and v.__name__.partition(".")[0] not in NOT_FOLLOWED]
     values += [getattr(module, name, None) for module in modules for name in names]
-    values += [vars(v).get(name) for v in values if isinstance(v, type) for name in names]
+    values += [_unbound(vars(v).get(name)) for v in values if isinstance(v, type) for name in names]
     values += [cell.cell_contents for cell in function.__closure__ or () if filled(cell)]
     return filter(followed, values)
+
+
+def _unbound(attribute: Any) -> Any:
+    return attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
 
 
 class _ClassScan:
@@ -69,50 +114,58 @@ class _ClassScan:
 
     def __init__(self, cls: type, tables: Tables) -> None:
         self.cls, self.tables = cls, tables
-        self.relevant: dict[FunctionType, bool] = {}
+        self.live = live(cls)
+        self.relevant: dict[tuple[FunctionType, bool], bool] = {}
         self.calls: list[RawCall] = []
         self.references: list[Reference] = []
         self.inside: dict[FunctionType, list[RawCall]] = {}
+        self.seen: dict[int, Any] = {}
 
     def run(self) -> list[RawCall]:
         """The calls in methods, then those in helpers."""
         for base, name, attribute in methods(self.cls):
             fixed = isinstance(attribute, (staticmethod, classmethod))
-            function = unwrapped(attribute.__func__ if fixed else attribute)
-            if function is None or not self._is_relevant(function):
+            function = unwrapped(_unbound(attribute))
+            made = name in self.live
+            if function is None or not self._is_relevant(function, made):
                 continue
             calls, references = self._body(base, name, function, not fixed)
+            calls = [call for call in calls if made or not call.makes]
             if fixed:
                 reason = f"{name} is a {type(attribute).__name__}: it has no instance"
-                calls = [_blocked(call, reason) for call in calls]
+                calls = [blocked(call, reason) for call in calls]
                 references = [replace(reference, blocked=reason) for reference in references]
             self.calls += calls
             self._follow(references)
         for helper, calls in self.inside.items():
             via = self._via(helper)
             reasons = [reference.blocked for reference in via if reference.blocked]
+            made = any(reference.name in self.live for reference in via if reference.cls is not None)
             for call in calls:
+                if call.makes and not made:
+                    continue
                 call = replace(call, via=via)
-                self.calls.append(_blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
+                self.calls.append(blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
         return self.calls
 
     def stored(self, name: str, function: FunctionType) -> list[RawCall]:
         """The calls in a function that is kept in an attribute, and in the helpers it comes to."""
-        if not self._is_relevant(function):
+        if not self._is_relevant(function, True):
             return []
         calls, references = self._body(self.cls, name, function, is_method=False)
         self._follow(references)
         reason = f"it stands in the function kept in the attribute {name}"
-        return [_blocked(call, reason) for call in [*calls, *(c for inside in self.inside.values() for c in inside)]]
+        return [blocked(call, reason) for call in [*calls, *(c for inside in self.inside.values() for c in inside)]]
 
-    def _is_relevant(self, function: FunctionType) -> bool:
+    def _is_relevant(self, function: FunctionType, made: bool) -> bool:
         """Whether a function, or a helper it comes to, mentions an activation; from the code objects alone."""
-        if function not in self.relevant:
-            self.relevant[function] = False  # ends a recursion
-            self.relevant[function] = mentions(function, self.tables) or any(
-                self._is_relevant(inner) for inner in map(unwrapped, helpers(function)) if inner is not None
+        key = function, made
+        if key not in self.relevant:
+            self.relevant[key] = False  # ends a recursion
+            self.relevant[key] = mentions(function, self.tables, made) or any(
+                self._is_relevant(inner, made) for inner in map(unwrapped, helpers(function)) if inner is not None
             )
-        return self.relevant[function]
+        return self.relevant[key]
 
     def _body(
         self, cls: type, name: str, function: FunctionType, is_method: bool
@@ -122,12 +175,39 @@ class _ClassScan:
         except Unverified as problem:
             return _without_source(cls, name, function, self.tables, str(problem)), []
         finder = Finder(cls, name, method, self.tables, is_method).run()
-        return [replace(call, in_method=is_method) for call in finder.found], finder.references
+        found = finder.found + [call for node, value in finder.objects for call in self._in_object(finder, node, value)]
+        return [replace(call, in_method=is_method) for call in found], finder.references
+
+    def _in_object(self, finder: Finder, node: ast.expr, value: Any) -> Iterator[RawCall]:
+        """The activations in an object that code names: each is blocked, and each object looked at once."""
+        for keys, leaf in leaves(value, self.tables.is_callable, seen=self.seen):
+            what = ast.unparse(node) + spelled(keys)
+            for activation in dict.fromkeys(self._inside(leaf)):
+                patterns = (Pattern(activation, "", ()),)
+                reason = f"it is inside {what}, an object that is no part of the model"
+                yield replace(finder.raw(node, None, blocked=reason), patterns=patterns)
+
+    def _inside(self, leaf: Any) -> Iterator[Activation]:
+        """The activations that an object without a place in the model is, holds, or applies in its code."""
+        if isinstance(leaf, MethodType):
+            leaf = leaf.__self__ if isinstance(leaf.__self__, nn.Module) else leaf.__func__
+        if isinstance(leaf, nn.Module):
+            for module in leaf.modules():
+                if (found := self.tables.module(module)) is not None:
+                    yield found.activation
+                else:
+                    yield from (a for call in in_class(type(module), self.tables) for a in call.candidates)
+        elif isinstance(leaf, FunctionType) and not self.tables.call(leaf):
+            yield from (a for call in in_attribute(self.cls, "", leaf, self.tables) for a in call.candidates)
+        elif inside := opaque.function(leaf, self.tables):
+            yield from inside[1]
+        else:
+            yield from activations(leaf, self.tables)
 
     def _follow(self, references: Iterable[Reference]) -> None:
         for reference in references:
             inner = unwrapped(reference.helper)
-            if inner is None or not self._is_relevant(inner):
+            if inner is None or not self._is_relevant(inner, True):
                 continue
             self.references.append(reference)
             if reference.helper not in self.inside:
@@ -167,7 +247,7 @@ def of_attribute(cls: type, name: str, value: Any, tables: Tables) -> list[RawCa
         calls = [node for called, node in finder.attribute_calls if called == name]
         finder.found.clear()
         for node in calls:
-            finder.add(node, tables.call(value), value)
+            finder.add(node, Callee(value), tables.call(value))
         found += finder.found
     extra = [
         call for call in found if isinstance(call.node, ast.Call) and len(call.node.args) + len(call.node.keywords) > 1
@@ -185,7 +265,8 @@ def in_class(cls: type, tables: Tables) -> list[RawCall]:
     return _ClassScan(cls, tables).run()
 
 
-def _blocked(call: RawCall, reason: str) -> RawCall:
+def blocked(call: RawCall, reason: str) -> RawCall:
+    """The call with a reason why it cannot be rewritten; the first reason stays."""
     return replace(call, blocked=reason if call.blocked is None else call.blocked)
 
 
@@ -201,4 +282,4 @@ def _without_source(cls: type, name: str, function: FunctionType, tables: Tables
             patterns = patterns or tables.call(getattr(module, n, MISSING))
         if patterns:
             found[n] = patterns
-    return [RawCall(cls, name, None, function, None, tuple(p), blocked=reason) for p in found.values()]
+    return [RawCall(cls, name, None, function, None, tables, tuple(p), blocked=reason) for p in found.values()]

@@ -54,6 +54,7 @@ class Plan:
     edits: list[Edit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     flags: list[Entry] = field(default_factory=list)
+    _holders: dict[tuple[nn.Module, str], Entry] = field(default_factory=dict)
 
     def make(self, sites: Sequence[Site]) -> None:
         """Plan every site; every refusal happens here."""
@@ -76,7 +77,7 @@ class Plan:
         """Sites that get one module together: registrations of one instance, when instances stay shared."""
         groups: dict[object, list[Site]] = {}
         for number, site in enumerate(sites):
-            shared = self.share and isinstance(site.place, ModulePlace)
+            shared = self.share and isinstance(_current(site), nn.Module)
             groups.setdefault(id(_current(site)) if shared else ("own", number), []).append(site)
         return list(groups.values())
 
@@ -93,18 +94,19 @@ class Plan:
         else:
             module.train(_owner(group[0]).training)
         _place(module, group)
+        registered = any(isinstance(site.place, ModulePlace) for site in group)
         for site in group:
-            self._site(site, module, rewrites)
+            self._site(site, module, rewrites, registered)
         self.slots.append(Slot(module, tuple(group), _old_forward(group[0], module, old)))
 
-    def _site(self, site: Site, module: nn.Module, rewrites: dict[nn.Module, list[Site]]) -> None:
+    def _site(self, site: Site, module: nn.Module, rewrites: dict[nn.Module, list[Site]], registered: bool) -> None:
         owner = _owner(site)
         match site.place:
             case ModulePlace(key):
                 self.edits.append(Entry(owner, True, key, owner._modules[key], module))
                 self._flag(owner, key)
-            case AttributePlace(name):
-                self._attribute(site, owner, name, module)
+            case AttributePlace(name) as place:
+                self._attribute(site, owner, place, module, registered)
                 self._flag(owner, name)
             case CallPlace(call=call):
                 self.edits.append(Entry(owner, self._registers(site, owner, module), call.slot, MISSING, module))
@@ -115,20 +117,28 @@ class Plan:
                 old = graph.node_state(owner, node)
                 self.edits.append(NodeEdit(owner, node, old, graph.slot_state(owner, node, slot)))
 
-    def _attribute(self, site: Site, owner: nn.Module, name: str, module: nn.Module) -> None:
-        """A stored callable: a submodule of the same name where that can be, else the attribute itself."""
-        old = vars(owner).get(name, MISSING)
-        place = site.place
-        assert isinstance(place, AttributePlace)
+    def _attribute(
+        self, site: Site, owner: nn.Module, place: AttributePlace, module: nn.Module, registered: bool
+    ) -> None:
+        """A stored callable: a submodule of the same name where that can be, else the attribute itself.
+
+        Args:
+            registered: whether the new module becomes a submodule elsewhere.
+        """
+        name, old = place.name, vars(owner).get(place.name, MISSING)
         # A class attribute is found before a submodule, so only an attribute of the instance can stand before it.
-        hidden = place.on_class or hasattr(type(owner), name) or isinstance(old, nn.Module)
+        hidden = place.on_class or place.keys or hasattr(type(owner), name) or isinstance(old, nn.Module)
         if hidden or not self._registers(site, owner, module):
-            if not stateless(module):
+            if not stateless(module) and not registered:
                 raise BlockedSiteError(
                     f"a {type(module).__name__} has parameters or a mode, and this place holds no submodule", site.path,
                     "choose a target without parameters, or exclude the site",
                 )  # fmt: skip
-            self.edits.append(Entry(owner, False, name, old, module))
+            edit = self._holders.get((owner, name))  # several in one container are one edit
+            if edit is None:
+                edit = self._holders[owner, name] = Entry(owner, False, name, old, getattr(owner, name))
+                self.edits.append(edit)
+            edit.new = place.holding(edit.new, module)
         else:
             self.edits.append(Entry(owner, False, name, old, MISSING))
             self.edits.append(Entry(owner, True, name, MISSING, module))
@@ -177,8 +187,8 @@ def _current(site: Site) -> Any:
     match site.place:
         case ModulePlace(key):
             return _owner(site)._modules[key]
-        case AttributePlace(name):
-            return getattr(_owner(site), name)
+        case AttributePlace() as place:
+            return place.read(_owner(site))
     return None
 
 

@@ -128,9 +128,13 @@ class Tables:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Every last name under which a target can be reached: what a code object must mention to be of interest."""
-        patterns = [pattern for group in self.calls.values() for pattern in group]
-        return frozenset({pattern.name for pattern in patterns} | {"apply"})
+        """Every last name under which a function can be reached: what a code object must mention to be of interest."""
+        return frozenset({pattern.name for group in self.calls.values() for pattern in group} | {"apply"})
+
+    @functools.cached_property
+    def class_names(self) -> frozenset[str]:
+        """Every last name under which a module class can be reached."""
+        return frozenset(pattern.name for group in self.classes.values() for pattern in group)
 
     def call(self, target: Any) -> list[Pattern]:
         """The patterns of a callee; empty when it is none."""
@@ -138,6 +142,10 @@ class Tables:
             return self.calls.get(target, [])
         except TypeError:  # unhashable
             return []
+
+    def is_callable(self, value: Any) -> bool:
+        """Whether a value is a function, or a partial of one, that is an activation."""
+        return callable(value) and self.callable(value) is not None
 
     def callable(self, value: Any) -> Match[Any] | None:
         """What a stored function or partial is, or None."""
@@ -159,12 +167,12 @@ class Tables:
             return Match(module.activation, params, module.inplace, callee=type(module))
         if "forward" in vars(module):
             return None
-        for cls in type(module).__mro__:
-            if cls in self.foreign:
-                return Match(self.foreign[cls], {}, bool(getattr(module, "inplace", False)), callee=type(module))
-            if cls in self.classes and getattr(type(module), "forward", None) is getattr(cls, "forward", MISSING):
-                return self._instance(module, self.classes[cls])
-        return None
+        cls = recognised_class(type(module), self)
+        if cls is None:
+            return None
+        if cls in self.foreign:
+            return Match(self.foreign[cls], {}, bool(getattr(module, "inplace", False)), callee=type(module))
+        return self._instance(module, self.classes[cls])
 
     @staticmethod
     def _instance(module: nn.Module, patterns: Sequence[Pattern]) -> Match[Any] | None:
@@ -174,6 +182,16 @@ class Tables:
                 inplace = bool(values.get("inplace", False))
                 return Match(pattern.activation, stated_parameters(pattern, values), inplace, callee=type(module))
         return None
+
+
+def recognised_class(cls: type, tables: Tables) -> type | None:
+    """The class in the tables whose forward a class keeps, or None."""
+    for base in cls.__mro__:
+        if base in tables.foreign:
+            return base
+        if base in tables.classes and getattr(cls, "forward", None) is getattr(base, "forward", MISSING):
+            return base
+    return None
 
 
 def stateless(module: nn.Module) -> bool:

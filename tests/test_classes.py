@@ -171,23 +171,28 @@ def test_where_self_is_not_the_owner_the_site_is_blocked(cls):
 
 class ByReference(nn.Module):
     def forward(self, x):
-        pick = {"a": F.relu}
-        return pick["a"](x)
+        pick = [F.relu]
+        return functools.reduce(lambda h, f: f(h), pick, x)
 
 
 def test_an_activation_passed_on_as_a_value_is_blocked():
     (site,) = actswap.find(ByReference(), "relu")
-    assert "passed on as a value" in site.blocked
+    assert site.blocked == "pick holds it, and what is taken from there is not known"
 
 
 class ByDefault(nn.Module):
-    def forward(self, x, act=F.relu, *, other=torch.relu):
-        return act(x) + other(x)
+    def forward(self, x, act=F.relu, *, other=torch.relu, third=torch.relu):
+        return act(x) + other(x) + sum(map(third, x))
 
 
-def test_an_activation_as_a_default_argument_is_blocked():
-    sites = actswap.find(ByDefault(), "relu")
-    assert [site.blocked for site in sites] == ["F.relu is a default argument", "torch.relu is a default argument"]
+def test_a_default_argument_is_swapped_where_it_is_called_and_compared_first():
+    model, x = ByDefault(), torch.linspace(-1, 1, 5)
+    sites = actswap.find(model, "relu")
+    assert [site.blocked for site in sites] == [None, None, "third is torch.relu by default, and not simply called"]
+    actswap.replace(model, "relu", "silu", exclude=sites[2].path, example_inputs=x)
+    assert torch.equal(model(x), F.silu(x) + F.silu(x) + F.relu(x).sum())
+    assert torch.equal(model(x, act=torch.tanh, other=torch.sin), torch.tanh(x) + torch.sin(x) + F.relu(x).sum())
+    assert "(self.relu(x) if act is F.relu else act(x))" in actswap.diff(model)
 
 
 class Lambdas(nn.Module):
@@ -209,7 +214,7 @@ def test_activations_in_stored_functions_are_blocked_sites():
     sites = actswap.find(Lambdas(), "relu")
     assert [site.blocked for site in sites] == [
         "it stands in the function kept in the attribute act",
-        "it stands in the function kept in the attribute other",
+        "it stands in the function kept in the attribute other.func",
     ]
     with pytest.raises(actswap.BlockedSiteError, match="kept in the attribute act"):
         actswap.replace(Lambdas(), "relu", "silu")
