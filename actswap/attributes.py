@@ -72,7 +72,7 @@ class Attributes:
         own = vars(module)
         for name, value in own.items():
             if name not in _REGISTRIES and not self._seen(value):
-                yield from (Kept(name, False, keys, leaf) for keys, leaf in leaves(value, self.tables.is_callable))
+                yield from (Kept(name, False, keys, leaf) for keys, leaf in leaves(value, self.tables.is_leaf))
         cls = type(module)
         if cls not in self._of_class:
             self._of_class[cls] = list(self._on_class(cls))
@@ -84,10 +84,10 @@ class Attributes:
             if base not in (nn.Module, object):
                 found.update((name, value) for name, value in vars(base).items() if not name.startswith("__"))
         for name, value in found.items():
-            recognised = self.tables.is_callable(value)
+            recognised = self.tables.is_leaf(value)
             if not recognised and isinstance(value, (FunctionType, staticmethod, classmethod, property, type)):
                 continue  # methods are scanned as such
-            for keys, leaf in leaves(value, self.tables.is_callable):
+            for keys, leaf in leaves(value, self.tables.is_leaf):
                 yield Kept(name, True, keys, leaf)
 
     def _seen(self, value: Any) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,7 +21,7 @@ from torch import nn
 from actswap.activation import Activation
 from actswap.patterns import MISSING, MODE, Match, Undetermined, match
 from actswap.recognize import Tables, recognised_class, stateless
-from actswap.scope import Chain, Scope
+from actswap.scope import Scope
 
 Evaluate = Callable[[ast.expr], Any]
 
@@ -34,8 +36,7 @@ class Callee:
         among: what it picks from: objects, or callees where a literal spells them.
         default: what is called where the key picks nothing.
         made: the call that makes a module of the class, which is then called.
-        chain: the attribute of the owner that is or holds the class, which is known once there is an owner.
-        by_name: whether the key picks a method of an object that is not known.
+        passed: whether what the key picks is not called here; without `among` it is a method of an unknown object.
     """
 
     value: Any = MISSING
@@ -43,13 +44,14 @@ class Callee:
     among: Mapping[Any, Any] | None = None
     default: Callee | None = None
     made: ast.Call | None = None
-    chain: Chain | None = None
-    by_name: bool = False
+    passed: bool = False
 
-    @property
-    def makes(self) -> bool:
+    def makes(self, tables: Tables) -> bool:
         """Whether calling it makes a module and applies none."""
-        return self.made is None and any(isinstance(getattr(v, "value", v), type) for v in self._values())
+        if self.made is not None:
+            return False
+        known = [v for value in self._values() if any(activations(v := getattr(value, "value", value), tables))]
+        return bool(known) and all(isinstance(value, type) for value in known)
 
     def _values(self) -> list[Any]:
         """Everything that it can be."""
@@ -77,7 +79,7 @@ class Callee:
         Raises:
             Undetermined: that is known only at run time.
         """
-        if self.by_name:
+        if self.passed:
             self._picked(evaluate, tables)
             return None
         if self.key is not None:
@@ -97,6 +99,8 @@ class Callee:
             return None if picked is None else (picked[0], f"{text} == {key!r}")
         if self.made is None and not isinstance(self.value, (nn.Module, functools.partial)):
             patterns = tables.call(self.value)
+            if not patterns and (among := list(activations(self.value, tables))):
+                raise Undetermined(f"it is called as {self.value!r}, which has no place for another", among)
             result = match(patterns, args, keywords, evaluate, self.value) if patterns else None
             return None if result is None else (result, None)
         if self.made is not None:
@@ -112,16 +116,21 @@ class Callee:
         return Match(found.activation, found.params, found.inplace, tensor, False, found.original, found.callee), None
 
     def _picked(self, evaluate: Evaluate, tables: Tables) -> None:
-        """Raise where the key is the name of a tensor method that is an activation."""
+        """Raise where the key picks an activation; a key that is known only at run time may pick anything."""
         assert self.key is not None
         try:
-            name = evaluate(self.key)
+            key = evaluate(self.key)
         except Undetermined:
-            return  # the name may be anything, and so may the object
-        patterns = tables.methods.get(name, []) if isinstance(name, str) else []
-        if patterns and not patterns[0].is_idiom:
-            text = f"{ast.unparse(self.key)} picks it by its name, from what is known only at run time"
-            raise Undetermined(text, [patterns[0].activation])
+            return
+        if self.among is None:
+            patterns = tables.methods.get(key, []) if isinstance(key, str) else []
+            among = [p.activation for p in patterns[:1] if not p.is_idiom]
+        else:
+            value = self.among.get(key, MISSING if self.default is None else self.default)
+            among = list(value.options(tables) if isinstance(value, Callee) else activations(value, tables))
+        if among:
+            text = f"{ast.unparse(self.key)} picks it by its name, and it is called elsewhere"
+            raise Undetermined(text, among)
 
     def _made(self, evaluate: Evaluate, tables: Tables) -> Match[Any] | None:
         cls, call = self.value, self.made
@@ -212,24 +221,22 @@ def callee(expression: ast.expr, scope: Scope, tables: Tables, names: frozenset[
         return Callee(getattr(base.value, expression.attr, MISSING))
     if isinstance(expression, ast.Subscript):
         among = _table(expression.value, scope, tables, names)
-        if among is not None and isinstance(expression.slice, ast.Constant):
-            value = among.get(expression.slice.value, MISSING)
-            return value if isinstance(value, Callee) else Callee(value)
-        return Callee(key=expression.slice, among=among) if among is not None else None
+        return _picking(expression.slice, among, None) if among is not None else None
     if not isinstance(expression, ast.Call):
         return None
     if scope.resolve(expression.func) is getattr and len(expression.args) in (2, 3):
         base = scope.resolve(expression.args[0])
         if isinstance(base, (ModuleType, type)):
             default = callee(expression.args[2], scope, tables, names) if len(expression.args) == 3 else None
-            return Callee(key=expression.args[1], among=_Attributes(base), default=default)
+            return _picking(expression.args[1], _Attributes(base), default)
         return None
     if isinstance(expression.func, ast.Attribute) and expression.func.attr == "get" and expression.args:
         among = _table(expression.func.value, scope, tables, names)
         default = callee(expression.args[1], scope, tables, names) if len(expression.args) == 2 else None
-        return Callee(key=expression.args[0], among=among, default=default) if among is not None else None
-    if (chain := _holder(expression.func, scope)) is not None:
-        return Callee(made=expression, chain=chain)
+        return _picking(expression.args[0], among, default) if among is not None else None
+    if scope.resolve(expression.func) is importlib.import_module and expression.args:
+        name = expression.args[0]
+        return Callee(sys.modules.get(str(name.value), MISSING)) if isinstance(name, ast.Constant) else None
     maker = callee(expression.func, scope, tables, names)
     if maker is None or maker.made is not None:
         return None
@@ -239,13 +246,12 @@ def callee(expression: ast.expr, scope: Scope, tables: Tables, names: frozenset[
     return Callee(maker.value, maker.key, maker.among, made=expression)
 
 
-def _holder(expression: ast.expr, scope: Scope) -> Chain | None:
-    """The attribute of the owner that is called, or of which an item is called."""
-    if isinstance(expression, ast.Name) and (bound := scope.binding(expression.id)) is not None:
-        expression = bound
-    if isinstance(expression, ast.Subscript):
-        expression = expression.value
-    return scope.chain(expression)
+def _picking(key: ast.expr, among: Mapping[Any, Any], default: Callee | None) -> Callee:
+    """What a key picks; known at once where the key is a constant."""
+    if not isinstance(key, ast.Constant):
+        return Callee(key=key, among=among, default=default)
+    value = among.get(key.value, MISSING if default is None else default)
+    return value if isinstance(value, Callee) else Callee(value)
 
 
 def _table(expression: ast.expr, scope: Scope, tables: Tables, names: frozenset[str]) -> Mapping[Any, Any] | None:

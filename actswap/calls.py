@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from actswap.activation import Activation
-from actswap.callees import Callee, activations
+from actswap.callees import Callee
 from actswap.patterns import MODE, Match, Pattern, Undetermined, match
 from actswap.recognize import Tables
 from actswap.scope import Chain, Scope, read
@@ -118,7 +118,9 @@ class RawCall:
     @property
     def makes(self) -> bool:
         """Whether it only makes a module, or names its class: no use unless a forward comes to it."""
-        return self.value and self.callee is not None and (self.callee.makes or self.callee.made is not None)
+        if not self.value or self.callee is None:
+            return False
+        return self.callee.made is not None or self.callee.makes(self.tables)
 
     def bound(self, owner: nn.Module) -> Bound | None:
         """What the call is for this owner; None when it is no activation with these arguments.
@@ -151,9 +153,6 @@ class RawCall:
             found = match(self.patterns, args, keywords, evaluate, getattr(Tensor, node.func.attr))
         else:
             assert self.callee is not None
-            if self.callee.chain is not None:
-                self._kept_class(owner, self.callee.chain)
-                return None
             result = self.callee.match(evaluate, self.tables, args, keywords)
             found, picked = result if result is not None else (None, None)
             guard = guard or picked
@@ -162,15 +161,6 @@ class RawCall:
         by_value = {id(value): names for value, names in _named(found.params)}
         taken = {by_value[key]: chain for key, chain in chains.items() if key in by_value}
         return Bound(found, self._argument(found.tensor, args, keywords), taken, guard)
-
-    def _kept_class(self, owner: nn.Module, chain: Chain) -> None:
-        """Raise where an attribute of the owner is or holds the class of an activation, which is made here."""
-        value = read(owner, chain)
-        held = isinstance(value, (type, dict, list, tuple))
-        among = list(dict.fromkeys(activations(value, self.tables))) if held else []
-        if among and not isinstance(value, nn.Module):
-            name = ".".join(chain.names)
-            raise Undetermined(f"it is made anew from the class kept in the attribute {name}", among)
 
     def _argument(self, tensor: ast.expr | None, args: list[ast.expr], keywords: dict[str, ast.expr]) -> int | str:
         for name, value in keywords.items():

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import enum
 import operator
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 from actswap import opaque
@@ -21,7 +23,7 @@ from actswap.calls import RawCall, Reference
 from actswap.classes import unwrapped
 from actswap.patterns import MISSING, Pattern
 from actswap.recognize import Tables
-from actswap.scope import Scope, bindings, followed, stores
+from actswap.scope import NOT_FOLLOWED, Scope, bindings, followed, stores
 from actswap.source import Method, Position, self_name
 
 _ASKING = (isinstance, issubclass, len, type)
@@ -35,15 +37,20 @@ _BY_NAME = (getattr, operator.methodcaller, operator.attrgetter)
 class Finder(ast.NodeVisitor):
     """Collects the activation calls of one function, and what else it does with activations and helper functions."""
 
-    def __init__(self, cls: type, name: str, method: Method, tables: Tables, is_method: bool) -> None:
+    def __init__(
+        self, cls: type, name: str, method: Method, tables: Tables, is_method: bool, bound: type | None = None
+    ) -> None:
         self.cls, self.name, self.method, self.tables, self.is_method = cls, name, method, tables, is_method
         self.owner = self_name(method.node) if is_method else None
         self.scope = Scope(method, self.owner, cls.__name__)
+        if bound is not None and (first := self_name(method.node)) is not None:
+            self.scope.frames[0][first] = bound  # a class method's class
         self.rebound = self.owner is not None and stores(method.node, self.owner)
         self.found: list[RawCall] = []
         self.references: list[Reference] = []
         self.attribute_calls: list[tuple[str, ast.Call]] = []
         self.objects: list[tuple[ast.expr, Any]] = []
+        self.made: list[tuple[ast.expr, type]] = []
         self.defaults: dict[str, tuple[ast.expr, Any]] = dict(self._defaults(method.node.args))
         self.quiet = False
 
@@ -95,8 +102,8 @@ class Finder(ast.NodeVisitor):
         named = callee(node.func, self.scope, self.tables)
         if patterns := self.tables.call(target):
             self.add(node, Callee(target), patterns)
-        elif named is not None and (named.chain is not None or named.options(self.tables)):
-            if named.makes:
+        elif named is not None and named.options(self.tables):
+            if named.makes(self.tables):
                 made = dataclasses.replace(named, made=node)
                 self._value(node, made, "is made here, and called elsewhere")
             else:
@@ -109,8 +116,10 @@ class Finder(ast.NodeVisitor):
             reason, compiled = inside
             for activation in compiled:
                 self.add(node, None, [Pattern(activation, "", ())], blocked=reason)
-        elif target in _BY_NAME:
+        elif any(target is picking for picking in _BY_NAME):
             self._by_name(node)
+        elif _is_own_class(target):
+            self.made.append((node, target))
         elif target is MISSING and isinstance(node.func, ast.Attribute):
             if patterns := self.tables.methods.get(node.func.attr, []):
                 self.add(node, Callee(getattr(Tensor, node.func.attr)), patterns, receiver=True)
@@ -122,16 +131,22 @@ class Finder(ast.NodeVisitor):
                 self.visit(child)
 
     def _by_name(self, node: ast.Call) -> None:
-        """A method or attribute that is picked by a name in a string, from an object that the code does not tell."""
-        for argument in node.args:
-            names = argument.value.split(".") if _is_text(argument) else []
-            if names and (patterns := self.tables.methods.get(names[-1])) and not patterns[0].is_idiom:
-                why = f"{ast.unparse(node)} picks it by its name, from what is known only at run time"
-                self.add(node, None, patterns, blocked=why)
-            elif self.scope.chain(argument) is not None:
-                self.add(node, Callee(key=argument, by_name=True))
-        for child in node.args:
-            self.visit(child)
+        """A function, method or attribute that is picked by a name in a string, and not called at once."""
+        if self.quiet:
+            return
+        picked = callee(node, self.scope, self.tables)
+        if picked is not None and picked.key is not None:
+            self.add(node, dataclasses.replace(picked, passed=True))
+        elif picked is not None:
+            self._value(node, picked, "is passed on as a value and not called here")
+        else:
+            for argument in node.args:
+                names = argument.value.split(".") if _is_text(argument) else []
+                if names and (patterns := self.tables.methods.get(names[-1])) and not patterns[0].is_idiom:
+                    why = f"{ast.unparse(node)} picks it by its name, and it is called elsewhere"
+                    self.add(node, None, patterns, blocked=why)
+                elif self.scope.chain(argument) is not None:
+                    self.add(node, Callee(key=argument, passed=True))
 
     def _default(self, expression: ast.expr) -> tuple[ast.expr, Any] | None:
         """The default of the argument that is called, where its name still means the argument and can be compared."""
@@ -211,6 +226,12 @@ class Finder(ast.NodeVisitor):
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _nested
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _nested
+
+
+def _is_own_class(value: Any) -> TypeGuard[type]:
+    """Whether a value is a class outside torch, numpy and the standard library; a Function's `apply` is what counts."""
+    own = isinstance(value, type) and (value.__module__ or "").partition(".")[0] not in NOT_FOLLOWED
+    return own and not issubclass(value, (torch.autograd.Function, enum.Enum))
 
 
 def _is_text(expression: ast.expr) -> TypeGuard[Any]:

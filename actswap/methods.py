@@ -86,12 +86,22 @@ def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
 def _is_mention(value: Any, tables: Tables, made: bool) -> bool:
     """Whether an object that code names is an activation, or holds one or code that applies one."""
     if isinstance(value, type) and not isinstance(value, enum.EnumMeta):
-        return made and recognised_class(value, tables) is not None
+        return made and (recognised_class(value, tables) is not None or applies(value, tables))
     if tables.call(value):
         return True
     if isinstance(value, FunctionType) and unwrapped(value) is not None:
         return False  # a helper, followed by itself
     return any(True for _ in leaves(value, tables.is_callable))
+
+
+def applies(cls: type, tables: Tables) -> bool:
+    """Whether the code of a class outside torch mentions an activation, in its constructor too."""
+    if cls not in tables.applies:
+        tables.applies[cls] = False  # ends a recursion
+        own = [base for base in cls.__mro__ if (base.__module__ or "").partition(".")[0] not in NOT_FOLLOWED]
+        functions = [f for base in own for a in vars(base).values() if isinstance(f := _unbound(a), FunctionType)]
+        tables.applies[cls] = any(mentions(f, tables, True) for f in functions if not tables.call(f))
+    return tables.applies[cls]
 
 
 def helpers(function: FunctionType) -> Iterator[FunctionType]:
@@ -129,7 +139,8 @@ class _ClassScan:
             made = name in self.live
             if function is None or not self._is_relevant(function, made):
                 continue
-            calls, references = self._body(base, name, function, not fixed)
+            bound = self.cls if isinstance(attribute, classmethod) else None
+            calls, references = self._body(base, name, function, not fixed, bound)
             calls = [call for call in calls if made or not call.makes]
             if fixed:
                 reason = f"{name} is a {type(attribute).__name__}: it has no instance"
@@ -148,11 +159,11 @@ class _ClassScan:
                 self.calls.append(blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
         return self.calls
 
-    def stored(self, name: str, function: FunctionType) -> list[RawCall]:
+    def stored(self, name: str, function: FunctionType, bound: type | None = None) -> list[RawCall]:
         """The calls in a function that is kept in an attribute, and in the helpers it comes to."""
-        if not self._is_relevant(function, True):
+        if bound is None and not self._is_relevant(function, True):
             return []
-        calls, references = self._body(self.cls, name, function, is_method=False)
+        calls, references = self._body(self.cls, name, function, is_method=False, bound=bound)
         self._follow(references)
         reason = f"it stands in the function kept in the attribute {name}"
         return [blocked(call, reason) for call in [*calls, *(c for inside in self.inside.values() for c in inside)]]
@@ -168,14 +179,16 @@ class _ClassScan:
         return self.relevant[key]
 
     def _body(
-        self, cls: type, name: str, function: FunctionType, is_method: bool
+        self, cls: type, name: str, function: FunctionType, is_method: bool, bound: type | None = None
     ) -> tuple[list[RawCall], list[Reference]]:
         try:
             method = verify(function)
         except Unverified as problem:
             return _without_source(cls, name, function, self.tables, str(problem)), []
-        finder = Finder(cls, name, method, self.tables, is_method).run()
+        finder = Finder(cls, name, method, self.tables, is_method, bound).run()
         found = finder.found + [call for node, value in finder.objects for call in self._in_object(finder, node, value)]
+        if name in self.live or not is_method:
+            found += [call for node, made in finder.made for call in self._in_made(finder, node, made)]
         return [replace(call, in_method=is_method) for call in found], finder.references
 
     def _in_object(self, finder: Finder, node: ast.expr, value: Any) -> Iterator[RawCall]:
@@ -187,9 +200,23 @@ class _ClassScan:
                 reason = f"it is inside {what}, an object that is no part of the model"
                 yield replace(finder.raw(node, None, blocked=reason), patterns=patterns)
 
+    def _in_made(self, finder: Finder, node: ast.expr, made: type) -> Iterator[RawCall]:
+        """The activations in the code of a class that the code makes an instance of."""
+        if id(made) in self.seen or not applies(made, self.tables):
+            return
+        self.seen[id(made)] = made
+        parts = [_unbound(part) for base in made.__mro__ for part in vars(base).values()]
+        inside = (call for part in filter(followed, parts) for call in in_attribute(made, "", part, self.tables))
+        kept = [a for part in parts if not isinstance(part, type) for a in activations(part, self.tables)]
+        for activation in dict.fromkeys([*kept, *(a for call in inside for a in call.candidates)]):
+            reason = f"it is inside the {made.__name__} that {ast.unparse(node)} makes, which is no part of the model"
+            yield replace(finder.raw(node, None, blocked=reason), patterns=(Pattern(activation, "", ()),))
+
     def _inside(self, leaf: Any) -> Iterator[Activation]:
         """The activations that an object without a place in the model is, holds, or applies in its code."""
+        bound = None
         if isinstance(leaf, MethodType):
+            bound = leaf.__self__ if isinstance(leaf.__self__, type) else None
             leaf = leaf.__self__ if isinstance(leaf.__self__, nn.Module) else leaf.__func__
         if isinstance(leaf, nn.Module):
             for module in leaf.modules():
@@ -198,7 +225,7 @@ class _ClassScan:
                 else:
                     yield from (a for call in in_class(type(module), self.tables) for a in call.candidates)
         elif isinstance(leaf, FunctionType) and not self.tables.call(leaf):
-            yield from (a for call in in_attribute(self.cls, "", leaf, self.tables) for a in call.candidates)
+            yield from (a for call in in_attribute(self.cls, "", leaf, self.tables, bound) for a in call.candidates)
         elif inside := opaque.function(leaf, self.tables):
             yield from inside[1]
         else:
@@ -255,9 +282,15 @@ def of_attribute(cls: type, name: str, value: Any, tables: Tables) -> list[RawCa
     return found if extra else []
 
 
-def in_attribute(cls: type, name: str, function: FunctionType, tables: Tables) -> list[RawCall]:
-    """The activation calls in a function that an instance keeps in an attribute, where they cannot be rewritten."""
-    return _ClassScan(cls, tables).stored(name, function)
+def in_attribute(
+    cls: type, name: str, function: FunctionType, tables: Tables, bound: type | None = None
+) -> list[RawCall]:
+    """The activation calls in a function that an instance keeps in an attribute, where they cannot be rewritten.
+
+    Args:
+        bound: the class that a class method is bound to.
+    """
+    return _ClassScan(cls, tables).stored(name, function, bound)
 
 
 def in_class(cls: type, tables: Tables) -> list[RawCall]:

@@ -111,10 +111,12 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(inner := getattr(kind, "__wrapped__", None) or _own(value).get("__wrapped__"), FunctionType):
         yield Name("__wrapped__"), inner  # functools.lru_cache
     elif (kind.__module__ or "").partition(".")[0] not in NOT_FOLLOWED:
-        yield from list((Name(name), part) for name, part in _own(value).items())[:_MANY]
+        own = _own(value)
+        yield from list((Name(name), part) for name, part in own.items())[:_MANY]
         for cls in kind.__mro__:
             if (cls.__module__ or "").partition(".")[0] not in NOT_FOLLOWED:
-                yield from ((Name(name), part) for name, part in vars(cls).items() if _is_code(part))
+                code = {n: part for n, part in vars(cls).items() if n not in own and n != "__init__" and _is_code(part)}
+                yield from ((Name(name), part) for name, part in code.items())
 
 
 def _is_code(value: Any) -> bool:

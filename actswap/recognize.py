@@ -70,12 +70,14 @@ class Tables:
         methods: tensor methods by name, for calls on a value whose type is not known.
         classes: module classes.
         foreign: the classes and functions a caller asked for that no definition describes.
+        applies: whether the code of a class mentions any of these, as far as that was asked.
     """
 
     calls: dict[Any, list[Pattern]] = field(default_factory=dict)
     methods: dict[str, list[Pattern]] = field(default_factory=dict)
     classes: dict[type, list[Pattern]] = field(default_factory=dict)
     foreign: dict[Any, Activation] = field(default_factory=dict)
+    applies: dict[type, bool] = field(default_factory=dict)
 
     @classmethod
     def build(cls, extra: Sequence[Any] = ()) -> Tables:
@@ -146,6 +148,12 @@ class Tables:
     def is_callable(self, value: Any) -> bool:
         """Whether a value is a function, or a partial of one, that is an activation."""
         return callable(value) and self.callable(value) is not None
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether a value is an activation in itself: a function, a partial of one, or a module class."""
+        if isinstance(value, type):
+            return recognised_class(value, self) is not None
+        return self.is_callable(value)
 
     def callable(self, value: Any) -> Match[Any] | None:
         """What a stored function or partial is, or None."""

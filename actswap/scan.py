@@ -16,6 +16,7 @@ from torch import nn
 from actswap import calls, classes, graph, methods, opaque, source
 from actswap.activation import Activation
 from actswap.attributes import Attributes, Kept
+from actswap.callees import activations
 from actswap.classes import MethodEdit, origin, unwrapped
 from actswap.dataflow import DataFlow
 from actswap.objects import Name
@@ -98,6 +99,9 @@ class _Scan:
             if kept.on_class and not self._reads(owner, kept.name):
                 continue
             leaf = kept.leaf
+            if isinstance(leaf, type):
+                yield from self._kept_class(owner, kept)
+                continue
             found = self.tables.module(leaf) if isinstance(leaf, nn.Module) else self.tables.callable(leaf)
             if found is not None:
                 yield from self._stored(owner, kept, found, taken)
@@ -126,6 +130,13 @@ class _Scan:
         aliases = self.paths.get(leaf, ()) if isinstance(leaf, nn.Module) else ()
         place = AttributePlace(name, kept.on_class, kept.keys) if blocked is None else None
         yield self._site(owner, path, found, "attribute", place=place, blocked=blocked, aliases=aliases)
+
+    def _kept_class(self, owner: nn.Module, kept: Kept) -> Iterator[Site]:
+        """The class of an activation in an attribute that a forward reads: it is made anew there."""
+        if self._reads(owner, kept.name, methods.live(type(owner))):
+            reason = f"it is made anew from the class kept in {kept.spelled}"
+            for activation in activations(kept.leaf, self.tables):
+                yield self._site(owner, kept.name, Match(activation, {}, False), "attribute", blocked=reason)
 
     def _inside(self, owner: nn.Module, kept: Kept, reason: str, activations: list[Activation]) -> Iterator[Site]:
         for activation in activations:
@@ -169,9 +180,10 @@ class _Scan:
             for raw in methods.in_attribute(type(owner), kept.spelled, function, self.tables):
                 yield from self._call(owner, raw, taken, {})
 
-    def _reads(self, owner: nn.Module, name: str) -> bool:
-        """Whether a method other than `__init__` reads an attribute."""
-        functions = (classes.unwrapped(attribute) for _, _, attribute in methods.methods(type(owner)))
+    def _reads(self, owner: nn.Module, name: str, within: set[str] | None = None) -> bool:
+        """Whether a method other than `__init__`, or one of these methods, reads an attribute."""
+        found = ((n, attribute) for _, n, attribute in methods.methods(type(owner)))
+        functions = (classes.unwrapped(attribute) for n, attribute in found if within is None or n in within)
         return any(name in code.co_names for f in functions if f is not None for code in source.codes(f.__code__))
 
     def _calls(self, owner: nn.Module, taken: set[str]) -> Iterator[Site]:

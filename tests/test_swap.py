@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from interception import Answering, outputs_and_gradients
 from models import MODELS, Aliased, Clamp, Custom, Functional, Head, Helped, MyReLU, Plain, Stored, example, helper
+from snapshots import assert_same, equal, snapshot
 from torch import nn
 
 import actswap
@@ -18,35 +19,6 @@ from actswap import edits
 # Many of these tiny models end in an activation, where another range is worth a warning; two tests look at those.
 pytestmark = pytest.mark.filterwarnings("ignore::actswap.RoleWarning")
 each_model = pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
-
-
-def snapshot(model):
-    """Everything a swap must leave alone, by identity."""
-    return {
-        path: (
-            type(module),
-            {k: v for k, v in vars(module).items() if not k.startswith("_")},
-            dict(module._modules),
-            dict(module._parameters),
-            dict(module._buffers),
-            {name: (id(table), dict(table)) for name, table in edits.hooks(module).items()},
-            module.training,
-        )
-        for path, module in model.named_modules(remove_duplicate=False)
-    } | {"bits": [t.clone() for t in model.state_dict().values()], "versions": [p._version for p in model.parameters()]}
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        if key == "bits":
-            assert all(torch.equal(x, y) for x, y in zip(a[key], b[key], strict=True))
-        else:
-            assert a[key] == b[key], key
-
-
-def equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @each_model

@@ -1,0 +1,100 @@
+"""Every form of keeping, picking and calling an activation: swapped like the oracle, or refused with its reason."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from forms import FORMS
+from interception import Answering, outputs_and_gradients
+from models import example
+from snapshots import assert_same, equal, snapshot
+
+import actswap
+
+pytestmark = pytest.mark.filterwarnings("ignore::actswap.RoleWarning")
+SWAPPED = [cls for cls in FORMS if not cls.BLOCKED]
+REFUSED = [cls for cls in FORMS if cls.BLOCKED]
+
+
+def name_of(cls):
+    return cls.__name__
+
+
+def make(cls):
+    torch.manual_seed(0)
+    return cls()
+
+
+def without_blocked(model):
+    """The paths of the sites that are refused."""
+    return [site.path for site in actswap.find(model, "relu") if site.blocked]
+
+
+@pytest.mark.parametrize("cls", FORMS, ids=name_of)
+def test_every_use_is_found(cls):
+    model = make(cls)
+    before = snapshot(model)
+    sites = actswap.find(model, "relu")
+    assert tuple(site.path for site in sites if not site.blocked) == cls.SITES
+    reasons = [site.blocked for site in sites if site.blocked]
+    assert len(reasons) == len(cls.BLOCKED), reasons
+    for reason, part in zip(reasons, cls.BLOCKED, strict=True):
+        assert part in reason
+    assert_same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("cls", SWAPPED, ids=name_of)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_the_swapped_form_equals_the_oracle(cls, training):
+    x = example()
+    with Answering(F.softplus) as oracle:
+        expected = outputs_and_gradients(make(cls), x, training)
+    assert oracle.count >= len(cls.SITES)
+    model = actswap.replace(make(cls), "relu", "softplus", save="input", example_inputs=x)
+    with Answering(F.softplus) as left:
+        assert equal(expected, outputs_and_gradients(model, x, training))
+    assert left.count == 0
+    assert actswap.history(model)[-1].report["surgery, op stream"].outcome == "pass"
+
+
+@pytest.mark.parametrize("cls", REFUSED, ids=name_of)
+def test_the_refused_form_is_an_error_with_every_reason(cls):
+    model, x = make(cls), example()
+    before, expected = snapshot(model), outputs_and_gradients(make(cls), x, False)
+    with pytest.raises(actswap.BlockedSiteError) as caught:
+        actswap.replace(model, "relu", "softplus")
+    assert all(part in str(caught.value) for part in cls.BLOCKED)
+    assert_same(before, snapshot(model))
+    assert equal(expected, outputs_and_gradients(model, x, False))
+
+
+@pytest.mark.parametrize("cls", [cls for cls in FORMS if cls.SITES], ids=name_of)
+def test_the_same_bits_for_the_same_activation_and_the_same_objects_after_undoing(cls):
+    x = example()
+    expected = [outputs_and_gradients(make(cls), x, training) for training in (True, False)]
+    for training, values in zip((True, False), expected, strict=True):
+        model = make(cls)
+        actswap.replace(model, "relu", "relu", exclude=without_blocked(model), example_inputs=x)
+        assert equal(values, outputs_and_gradients(model, x, training))
+        model = make(cls)
+        before = snapshot(model)
+        actswap.replace(model, "relu", "softplus", exclude=without_blocked(model))
+        assert not [site for site in actswap.find(model, "relu") if not site.blocked]
+        actswap.restore(model)
+        assert type(model).__name__ == cls.__name__
+        assert_same(before, snapshot(model))
+        assert equal(values, outputs_and_gradients(model, x, training))
+
+
+@pytest.mark.parametrize("cls", [cls for cls in FORMS if cls.SITES and cls.PICKLED], ids=name_of)
+def test_copies_and_pickles_of_the_form_keep_the_swap(cls):
+    model, x = make(cls), example()
+    actswap.replace(model, "relu", "softplus", exclude=without_blocked(model))
+    expected = outputs_and_gradients(model, x, False)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert equal(expected, outputs_and_gradients(twin, x, False))
+        actswap.restore(twin)
+        assert type(twin) is cls
+        assert len(actswap.find(twin, "relu")) == len(actswap.find(make(cls), "relu"))
