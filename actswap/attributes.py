@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from actswap.classes import RECORD, unwrapped
-from actswap.objects import Keys, leaves, spelled
+from actswap.objects import PLAIN, Keys, leaves, spelled
 from actswap.recognize import Tables
 
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", RECORD})
@@ -71,7 +71,9 @@ class Attributes:
     def _find(self, module: nn.Module) -> Iterator[Kept]:
         own = vars(module)
         for name, value in own.items():
-            if name not in _REGISTRIES and not self._seen(value):
+            if type(value) in PLAIN or (isinstance(value, dict) and not value) or name in _REGISTRIES:
+                continue
+            if not self._seen(value):
                 yield from (Kept(name, False, keys, leaf) for keys, leaf in leaves(value, self.tables.is_leaf))
         cls = type(module)
         if cls not in self._of_class:

@@ -7,9 +7,10 @@ import enum
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from actswap import opaque
@@ -73,9 +74,11 @@ def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
     """
     known = tables.names | tables.class_names if made else tables.names
     for code in codes(function.__code__):
-        for name in code.co_names:
-            if name in known or _is_mention(function.__globals__.get(name, MISSING), tables, made):
-                return True
+        values = [function.__globals__.get(name, MISSING) for name in code.co_names]
+        if not known.isdisjoint(code.co_names) or any(_is_mention(value, tables, made) for value in values):
+            return True
+        if any(opaque.operator_named(name) for name in code.co_names) and _has_operators(values):
+            return True
         if any(isinstance(constant, str) and constant in tables.methods for constant in code.co_consts):
             return True
     held = [cell.cell_contents for cell in function.__closure__ or () if filled(cell)]
@@ -91,7 +94,14 @@ def _is_mention(value: Any, tables: Tables, made: bool) -> bool:
         return True
     if isinstance(value, FunctionType) and unwrapped(value) is not None:
         return False  # a helper, followed by itself
-    return any(True for _ in leaves(value, tables.is_callable))
+    held = (leaf for _, leaf in leaves(value, tables.is_callable))
+    return any(not isinstance(v, BuiltinFunctionType) or tables.call(v) or opaque.function(v, tables) for v in held)
+
+
+def _has_operators(values: Iterable[Any]) -> bool:
+    """Whether code that names these objects can come to operators outside PyTorch: in torch.ops, or in extensions."""
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    return any(m is torch or m is torch.ops or m.__name__.partition(".")[0] not in NOT_FOLLOWED for m in modules)
 
 
 def applies(cls: type, tables: Tables) -> bool:
@@ -157,7 +167,7 @@ class _ClassScan:
                     continue
                 call = replace(call, via=via)
                 self.calls.append(blocked(call, f"{helper.__qualname__}: {reasons[0]}") if reasons else call)
-        return self.calls
+        return list(_once(self.calls))
 
     def stored(self, name: str, function: FunctionType, bound: type | None = None) -> list[RawCall]:
         """The calls in a function that is kept in an attribute, and in the helpers it comes to."""
@@ -296,6 +306,17 @@ def in_attribute(
 def in_class(cls: type, tables: Tables) -> list[RawCall]:
     """Every activation call in the code that instances of a class run, each in the class whose body it stands in."""
     return _ClassScan(cls, tables).run()
+
+
+def _once(calls: Iterable[RawCall]) -> Iterator[RawCall]:
+    """The calls, without those that a helper reference comes to in a static method, where they are refused already."""
+    refused: set[tuple[CodeType, ast.expr | None]] = set()
+    for call in calls:
+        key = call.function.__code__, call.node
+        if not call.via or key not in refused:
+            yield call
+        if call.blocked is not None and not call.via:
+            refused.add(key)
 
 
 def blocked(call: RawCall, reason: str) -> RawCall:

@@ -20,12 +20,17 @@ from actswap.source import filled
 Keys = tuple[Any, ...]
 """How a leaf is reached from its object: the keys of containers, and the names of attributes as `Name`."""
 
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""The types of most attributes; values of these hold nothing."""
 _NOTHING = (
-    type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, Tensor, ModuleType, CodeType,
+    *PLAIN, complex, bytes, bytearray, range, slice, Tensor, ModuleType, CodeType,
     torch.device, torch.dtype, torch.Size, torch.Generator, torch.memory_format, weakref.ReferenceType,
     *weakref.ProxyTypes,
 )  # fmt: skip
-_WHOLE = (nn.Module, operator.methodcaller, torch.jit.ScriptFunction, BuiltinFunctionType)
+_WHOLE = (
+    nn.Module, operator.methodcaller, torch.jit.ScriptFunction, BuiltinFunctionType, torch._ops.OpOverloadPacket,
+    torch._ops.OpOverload, torch._library.custom_ops.CustomOpDef,
+)  # fmt: skip
 _MANY = 256
 """Of a longer container only so many items are looked at: data, and no choice of activations."""
 

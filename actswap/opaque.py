@@ -43,7 +43,7 @@ def module(owner: nn.Module, tables: Tables) -> Inside | None:
         kernel = f"it is a part of the kernel of nn.{next(c for c in type(owner).__mro__ if _is_torchs(c)).__name__}"
         return kernel, [registry.get(name) for name in names]
     for cls in type(owner).__mro__:
-        if name := _quantised().get(cls):
+        if cls.__module__.startswith("torch.ao.") and (name := _quantised().get(cls)):
             return f"it is fused into the quantised kernel of {cls.__name__}", [registry.get(name)]
     return None
 
@@ -77,12 +77,14 @@ def function(target: Any, tables: Tables) -> Inside | None:
         found = list(dict.fromkeys(_in_script(target.inlined_graph, tables)))
         return (f"it is compiled into the TorchScript function {target.name}", found) if found else None
     name = _operator(target)
-    activation = _named(name.rpartition(".")[2]) if name is not None else None
+    activation = operator_named(name.rpartition(".")[2]) if name is not None else None
     return (f"it is inside {name}, which is compiled", [activation]) if activation is not None else None
 
 
 def _operator(target: Any) -> str | None:
     """The name of a custom operator, or of a function of an extension module; None for PyTorch's own and for others."""
+    if isinstance(target, torch._library.custom_ops.CustomOpDef):
+        target = target._opoverload
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         qualified = str(target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else target.name())
         namespace, _, name = qualified.partition("::")
@@ -94,7 +96,7 @@ def _operator(target: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _named(operator: str) -> Activation | None:
+def operator_named(operator: str) -> Activation | None:
     """The activation whose name is a part of an operator's: the longest, as `relu` in `conv2d_relu`."""
     text = operator.lower().replace("_", "")
     fitting = [name for name in _names() if name.replace("_", "") in text and name != "identity"]

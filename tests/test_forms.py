@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from forms import FORMS
 from interception import Answering, outputs_and_gradients
 from models import example
+from settings import SETTINGS, Checkpointed
 from snapshots import assert_same, equal, snapshot
 
 import actswap
 
 pytestmark = pytest.mark.filterwarnings("ignore::actswap.RoleWarning")
-SWAPPED = [cls for cls in FORMS if not cls.BLOCKED]
-REFUSED = [cls for cls in FORMS if cls.BLOCKED]
+ALL = [*FORMS, *SETTINGS]
+SWAPPED = [cls for cls in ALL if not cls.BLOCKED]
+REFUSED = [cls for cls in ALL if cls.BLOCKED]
 
 
 def name_of(cls):
@@ -29,14 +31,14 @@ def make(cls):
 
 def without_blocked(model):
     """The paths of the sites that are refused."""
-    return [site.path for site in actswap.find(model, "relu") if site.blocked]
+    return [site.path for site in actswap.find(model, "relu") if site.blocked and not site.idiom]
 
 
-@pytest.mark.parametrize("cls", FORMS, ids=name_of)
+@pytest.mark.parametrize("cls", ALL, ids=name_of)
 def test_every_use_is_found(cls):
     model = make(cls)
     before = snapshot(model)
-    sites = actswap.find(model, "relu")
+    sites = [site for site in actswap.find(model, "relu") if not site.idiom]
     assert tuple(site.path for site in sites if not site.blocked) == cls.SITES
     reasons = [site.blocked for site in sites if site.blocked]
     assert len(reasons) == len(cls.BLOCKED), reasons
@@ -51,12 +53,13 @@ def test_the_swapped_form_equals_the_oracle(cls, training):
     x = example()
     with Answering(F.softplus) as oracle:
         expected = outputs_and_gradients(make(cls), x, training)
-    assert oracle.count >= len(cls.SITES)
+    assert oracle.count
     model = actswap.replace(make(cls), "relu", "softplus", save="input", example_inputs=x)
     with Answering(F.softplus) as left:
         assert equal(expected, outputs_and_gradients(model, x, training))
     assert left.count == 0
-    assert actswap.history(model)[-1].report["surgery, op stream"].outcome == "pass"
+    line = actswap.history(model)[-1].report["surgery, op stream"]
+    assert line.outcome == "pass" or "does not run on fake tensors" in line.detail
 
 
 @pytest.mark.parametrize("cls", REFUSED, ids=name_of)
@@ -70,7 +73,7 @@ def test_the_refused_form_is_an_error_with_every_reason(cls):
     assert equal(expected, outputs_and_gradients(model, x, False))
 
 
-@pytest.mark.parametrize("cls", [cls for cls in FORMS if cls.SITES], ids=name_of)
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls.SITES], ids=name_of)
 def test_the_same_bits_for_the_same_activation_and_the_same_objects_after_undoing(cls):
     x = example()
     expected = [outputs_and_gradients(make(cls), x, training) for training in (True, False)]
@@ -81,14 +84,14 @@ def test_the_same_bits_for_the_same_activation_and_the_same_objects_after_undoin
         model = make(cls)
         before = snapshot(model)
         actswap.replace(model, "relu", "softplus", exclude=without_blocked(model))
-        assert not [site for site in actswap.find(model, "relu") if not site.blocked]
+        assert not [site for site in actswap.find(model, "relu") if not site.blocked and not site.idiom]
         actswap.restore(model)
         assert type(model).__name__ == cls.__name__
         assert_same(before, snapshot(model))
         assert equal(values, outputs_and_gradients(model, x, training))
 
 
-@pytest.mark.parametrize("cls", [cls for cls in FORMS if cls.SITES and cls.PICKLED], ids=name_of)
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls.SITES and cls.PICKLED], ids=name_of)
 def test_copies_and_pickles_of_the_form_keep_the_swap(cls):
     model, x = make(cls), example()
     actswap.replace(model, "relu", "softplus", exclude=without_blocked(model))
@@ -98,3 +101,21 @@ def test_copies_and_pickles_of_the_form_keep_the_swap(cls):
         actswap.restore(twin)
         assert type(twin) is cls
         assert len(actswap.find(twin, "relu")) == len(actswap.find(make(cls), "relu"))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_computes_the_new_activation_again():
+    """It takes `backward` only, which the validation may not call: the report says so."""
+
+    class Reentrant(Checkpointed):
+        REENTRANT = True
+
+    gradients = []
+    for cls in (Checkpointed, Reentrant):
+        model, x = make(cls), example().requires_grad_()
+        actswap.replace(model, "relu", "softplus", example_inputs=x.detach())
+        model(x).sum().backward()
+        gradients.append([x.grad, *(p.grad for p in model.parameters())])
+    assert equal(*gradients)
+    lines = actswap.history(model)[-1].report
+    assert "its backward raises" in lines["surgery, values (train)"].detail
