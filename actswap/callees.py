@@ -46,6 +46,11 @@ class Callee:
     made: ast.Call | None = None
     passed: bool = False
 
+    @property
+    def of_namespace(self) -> bool:
+        """Whether a key picks it among all that a module or class has, and so perhaps no activation."""
+        return isinstance(self.among, _Attributes)
+
     def makes(self, tables: Tables) -> bool:
         """Whether calling it makes a module and applies none."""
         if self.made is not None:

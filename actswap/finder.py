@@ -187,7 +187,11 @@ class Finder(ast.NodeVisitor):
             self._value(node, Callee(value), f"is {ast.unparse(default)} by default, and not simply called")
         else:
             named = callee(node, self.scope, self.tables)
-            if named is not None and named.options(self.tables):
+            if named is not None and named.of_namespace:
+                binding = self.scope.binding(node.id) if isinstance(node, ast.Name) else None
+                if isinstance(binding, ast.Call) and not self.quiet:  # an owner decides whether it is an activation
+                    self.add(binding, dataclasses.replace(named, passed=True))
+            elif named is not None and named.options(self.tables):
                 self._value(node, named, "is passed on as a value and not called here")
             elif (among := held(node, self.scope, self.tables)) is not None:
                 self._value(node, Callee(among=among), "holds it, and what is taken from there is not known")

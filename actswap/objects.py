@@ -8,6 +8,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -31,8 +32,16 @@ _WHOLE = (
     nn.Module, operator.methodcaller, torch.jit.ScriptFunction, BuiltinFunctionType, torch._ops.OpOverloadPacket,
     torch._ops.OpOverload, torch._library.custom_ops.CustomOpDef,
 )  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _MANY = 256
 """Of a longer container only so many items are looked at: data, and no choice of activations."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A leaf that stands for the code of an object's class."""
+
+    cls: type
 
 
 class Name(str):
@@ -72,6 +81,8 @@ def leaves(
         else:
             for key, part in _parts(value):
                 yield from leaves(part, whole, depth - 1, seen, (*keys, key))
+            if not issubclass(kind, (*_CONTAINERS, type)) and is_followed(kind):
+                yield keys, Code(kind)
 
 
 def _inside_function(
@@ -93,9 +104,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     kind = type(value)
     if issubclass(kind, dict):
         yield from list(value.items())[:_MANY]
-    elif issubclass(kind, (list, tuple)):
-        yield from enumerate(value[:_MANY])
-    elif issubclass(kind, (set, frozenset, collections.deque)):
+    elif issubclass(kind, _CONTAINERS):
         yield from enumerate(list(value)[:_MANY])
     elif issubclass(kind, (functools.partial, functools.partialmethod)):
         yield Name("func"), value.func
@@ -115,17 +124,13 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield Name("value"), value.value
     elif isinstance(inner := getattr(kind, "__wrapped__", None) or _own(value).get("__wrapped__"), FunctionType):
         yield Name("__wrapped__"), inner  # functools.lru_cache
-    elif (kind.__module__ or "").partition(".")[0] not in NOT_FOLLOWED:
-        own = _own(value)
-        yield from list((Name(name), part) for name, part in own.items())[:_MANY]
-        for cls in kind.__mro__:
-            if (cls.__module__ or "").partition(".")[0] not in NOT_FOLLOWED:
-                code = {n: part for n, part in vars(cls).items() if n not in own and n != "__init__" and _is_code(part)}
-                yield from ((Name(name), part) for name, part in code.items())
+    elif is_followed(kind):
+        yield from list((Name(name), part) for name, part in _own(value).items())[:_MANY]
 
 
-def _is_code(value: Any) -> bool:
-    return isinstance(value, (FunctionType, staticmethod, classmethod, functools.partialmethod))
+def is_followed(cls: type) -> bool:
+    """Whether a class stands outside torch, numpy and the standard library."""
+    return (cls.__module__ or "").partition(".")[0] not in NOT_FOLLOWED
 
 
 def _own(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from actswap import classes, edits, graph, methods, source
+from actswap import classes, edits, graph, mentions, source
 from actswap.classes import MethodEdit
 from actswap.edits import MISSING, Edit, Entry, NodeEdit, Placement, Rewrite
 from actswap.errors import BlockedSiteError
@@ -197,7 +197,7 @@ def _counts_children(owner: nn.Module) -> bool:
     if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return True
     words = {"children", "modules", "named_children", "named_modules", "_modules", "__iter__", "__len__"}
-    own = [function for _, _, a in methods.methods(type(owner)) if (function := classes.unwrapped(a)) is not None]
+    own = [function for _, _, a in mentions.methods(type(owner)) if (function := classes.unwrapped(a)) is not None]
     return any(words & set(code.co_names) for f in own for code in source.codes(f.__code__)) or any(
         name in vars(cls) for cls in type(owner).__mro__ if cls is not nn.Module for name in ("__iter__", "__len__")
     )

@@ -70,7 +70,8 @@ class Tables:
         methods: tensor methods by name, for calls on a value whose type is not known.
         classes: module classes.
         foreign: the classes and functions a caller asked for that no definition describes.
-        applies: whether the code of a class mentions any of these, as far as that was asked.
+        applies, relevant, inside: whether the code of a class, and of a function with its helpers, mentions any of
+            these, and which are in an object; as far as that was asked.
     """
 
     calls: dict[Any, list[Pattern]] = field(default_factory=dict)
@@ -78,6 +79,8 @@ class Tables:
     classes: dict[type, list[Pattern]] = field(default_factory=dict)
     foreign: dict[Any, Activation] = field(default_factory=dict)
     applies: dict[type, bool] = field(default_factory=dict)
+    relevant: dict[tuple[Any, bool], bool] = field(default_factory=dict)
+    inside: dict[tuple[int, frozenset[str]], tuple[Any, list[Activation]]] = field(default_factory=dict)
 
     @classmethod
     def build(cls, extra: Sequence[Any] = ()) -> Tables:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from actswap import calls, classes, graph, methods, opaque, source
+from actswap import calls, classes, graph, mentions, methods, opaque, source
 from actswap.activation import Activation
 from actswap.attributes import Attributes, Kept
 from actswap.callees import activations
 from actswap.classes import MethodEdit, origin, unwrapped
 from actswap.dataflow import DataFlow
-from actswap.objects import Name
+from actswap.objects import Code, Name
 from actswap.patterns import Match, Undetermined
 from actswap.recognize import Tables
 from actswap.rewriting import CallEdit, Edit, ReferenceEdit
@@ -102,6 +102,11 @@ class _Scan:
             if isinstance(leaf, type):
                 yield from self._kept_class(owner, kept)
                 continue
+            if isinstance(leaf, Code):
+                for name, function in mentions.code_of(leaf.cls, self._mentioned):
+                    part = dataclasses.replace(kept, keys=(*kept.keys, Name(name)), leaf=function)
+                    yield from self._kept_code(owner, part, taken)
+                continue
             found = self.tables.module(leaf) if isinstance(leaf, nn.Module) else self.tables.callable(leaf)
             if found is not None:
                 yield from self._stored(owner, kept, found, taken)
@@ -111,6 +116,17 @@ class _Scan:
                 yield from self._kept_code(owner, kept, taken)
             elif inside := opaque.function(leaf, self.tables):
                 yield from self._inside(owner, kept, *inside)
+
+    @functools.cached_property
+    def _mentioned(self) -> set[str]:
+        """The names that the model's own code mentions, as far as a forward comes to it."""
+        found: set[str] = set()
+        for cls in {type(module) for module in self.paths}:
+            reached = mentions.live(cls)
+            for _, name, attribute in mentions.methods(cls):
+                if name in reached and (function := unwrapped(mentions.unbound(attribute))) is not None:
+                    found |= mentions.names_in(function)
+        return found
 
     def _stored(self, owner: nn.Module, kept: Kept, found: Match[Any], taken: set[str]) -> Iterator[Site]:
         """An activation in an attribute or in a container there."""
@@ -133,7 +149,7 @@ class _Scan:
 
     def _kept_class(self, owner: nn.Module, kept: Kept) -> Iterator[Site]:
         """The class of an activation in an attribute that a forward reads: it is made anew there."""
-        if self._reads(owner, kept.name, methods.live(type(owner))):
+        if self._reads(owner, kept.name, mentions.live(type(owner))):
             reason = f"it is made anew from the class kept in {kept.spelled}"
             for activation in activations(kept.leaf, self.tables):
                 yield self._site(owner, kept.name, Match(activation, {}, False), "attribute", blocked=reason)
@@ -182,7 +198,7 @@ class _Scan:
 
     def _reads(self, owner: nn.Module, name: str, within: set[str] | None = None) -> bool:
         """Whether a method other than `__init__`, or one of these methods, reads an attribute."""
-        found = ((n, attribute) for _, n, attribute in methods.methods(type(owner)))
+        found = ((n, attribute) for _, n, attribute in mentions.methods(type(owner)))
         functions = (classes.unwrapped(attribute) for n, attribute in found if within is None or n in within)
         return any(name in code.co_names for f in functions if f is not None for code in source.codes(f.__code__))
 

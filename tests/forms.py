@@ -416,7 +416,7 @@ HELPER, BLOCK = Helper(), nn.Sequential(nn.Linear(6, 6), nn.ReLU())
 class GlobalObjects(Form):
     """Helper objects and modules of the file, and objects made in the forward."""
 
-    BLOCKED = ("inside BLOCK", "inside HELPER.act", "inside HELPER.run", "the Callable that Callable() makes")
+    BLOCKED = ("inside BLOCK", "inside HELPER.act", "inside HELPER, an object", "the Callable that Callable() makes")
 
     def forward(self, x):
         return Callable()(BLOCK(HELPER.run(self.first(x))))
@@ -723,6 +723,30 @@ class MadeModule(Form):
 
     def forward(self, x):
         return Sub()(self.first(x))
+
+
+def even(x, depth):
+    """One of two helpers that call each other."""
+    return odd(x, depth - 1) if depth else last(x)
+
+
+def odd(x, depth):
+    """The other."""
+    return even(x, depth - 1)
+
+
+def last(x):
+    """Relu."""
+    return F.relu(x)
+
+
+class Mutual(Form):
+    """Helpers that call each other."""
+
+    SITES = ("relu",)
+
+    def forward(self, x):
+        return odd(self.first(x), 3) + even(x, 2)
 
 
 class Imported(Form):

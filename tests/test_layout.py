@@ -33,7 +33,7 @@ LEVELS = [
     {"source"},
     {"rewriting", "scope", "dataflow"},
     {"classes", "callees", "graph", "objects", "opaque"},
-    {"attributes", "calls"},
+    {"attributes", "calls", "mentions"},
     {"finder"},
     {"methods", "sites"},
     {"scan", "running"},
