@@ -68,6 +68,7 @@ class Plan:
         rewrites: dict[nn.Module, list[Site]] = {}
         for group in self._groups(sites):
             self._group(group, rewrites)
+        self._unnest()
         for owner, called in rewrites.items():
             self.edits.append(self._rewrite(owner, called))
         for order, edit in enumerate(self.edits):
@@ -128,6 +129,7 @@ class Plan:
         name, old = place.name, vars(owner).get(place.name, MISSING)
         # A class attribute is found before a submodule, so only an attribute of the instance can stand before it.
         hidden = place.on_class or place.keys or hasattr(type(owner), name) or isinstance(old, nn.Module)
+        hidden = hidden or name in owner._modules  # the attribute stands before the submodule, which never runs
         if hidden or not self._registers(site, owner, module):
             if not stateless(module) and not registered:
                 raise BlockedSiteError(
@@ -162,6 +164,16 @@ class Plan:
             if old != 0:
                 self.flags.append(Entry(owner, False, "activation_relu_or_gelu", old, 0))
                 self.edits.append(self.flags[-1])
+
+    def _unnest(self) -> None:
+        """nn.TransformerEncoder makes nested tensors for that kernel, on which few activations are implemented."""
+        unfused = {edit.owner for edit in self.flags}
+        for module in self.model.modules():
+            if isinstance(module, nn.TransformerEncoder) and unfused.intersection(module.layers):
+                old = vars(module).get("use_nested_tensor", False)
+                if old:
+                    self.flags.append(Entry(module, False, "use_nested_tensor", old, False))
+                    self.edits.append(self.flags[-1])
 
     def _rewrite(self, owner: nn.Module, sites: Sequence[Site]) -> Edit:
         cls = next((c for c in type(owner).__mro__ if "__actswap__" in c.__dict__), type(owner))

@@ -213,6 +213,11 @@ def stateless(module: nn.Module) -> bool:
     return not tensors
 
 
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers that get their shape at the first forward."""
+    return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
+
+
 def defaulted(activation: Activation, params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that differ from the activation's defaults, for printing."""
     by_name: dict[str, Parameter] = {p.name: p for p in activation.parameters}

@@ -21,7 +21,7 @@ from actswap.classes import MethodEdit, origin, unwrapped
 from actswap.dataflow import DataFlow
 from actswap.objects import Code, Name
 from actswap.patterns import Match, Undetermined
-from actswap.recognize import Tables
+from actswap.recognize import Tables, is_lazy
 from actswap.rewriting import CallEdit, Edit, ReferenceEdit
 from actswap.sites import AttributePlace, CallPlace, Kind, ModulePlace, NodePlace, Site, Sites, Uncopied
 from actswap.source import Method, Position, location
@@ -209,8 +209,8 @@ class _Scan:
         names = {e.helper: e.name for e in edits if e.helper is not None}
         for raw in _remaining(self.raw[cls], edits):
             runs = [raw.function] if not raw.via else [r.holder.function for r in raw.via if r.cls is not None]
-            kept = self.attributes.why_bound(owner, runs)
-            yield from self._call(owner, raw if kept is None else methods.blocked(raw, kept), taken, names)
+            reason = _why_lazy(owner) or self.attributes.why_bound(owner, runs)
+            yield from self._call(owner, raw if reason is None else methods.blocked(raw, reason), taken, names)
 
     def _call(
         self, owner: nn.Module, raw: calls.RawCall, taken: set[str], names: dict[FunctionType, str]
@@ -256,6 +256,13 @@ class _Scan:
             name = _free_name(owner, activation.name, taken)
             taken.add(name)
             yield self._site(owner, name, Match(activation, {}, False), "node", blocked=reason)
+
+
+def _why_lazy(owner: nn.Module) -> str | None:
+    """Why a class cannot be rewritten that PyTorch exchanges for another at the first forward."""
+    if not isinstance(owner, nn.modules.lazy.LazyModuleMixin) or getattr(owner, "cls_to_become", None) is None:
+        return None
+    return "its lazy class changes at the first forward: run the model once before" if is_lazy(owner) else None
 
 
 def _in_containers(owner: nn.Module, kept: Kept) -> bool:

@@ -338,3 +338,60 @@ def test_compiled_blocks_share_one_class():
     blocks = nn.Sequential(*(Owner() for _ in range(12)))
     actswap.replace(blocks, "relu", "softplus")
     assert len({type(block) for block in blocks}) == 1
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return F.relu(self.first(x))
+
+
+def test_lazy_neighbours_are_not_run_before_the_user_runs_them():
+    model, x = Lazy(), torch.ones(2, 5)
+    actswap.replace(model, "relu", "softplus", example_inputs=x)
+    assert nn.parameter.is_lazy(model.first.weight)
+    assert "lazy parameters" in actswap.history(model)[-1].report["values"].detail
+    assert torch.equal(model(x), F.softplus(model.first(x)))
+    actswap.restore(model)
+    assert type(model) is Lazy
+    assert torch.equal(model(x), F.relu(model.first(x)))
+
+
+class Becoming(nn.modules.lazy.LazyModuleMixin, Owner):
+    cls_to_become = Owner
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.UninitializedParameter()
+
+    def initialize_parameters(self, x):
+        self.weight.materialize((3,))
+        nn.init.ones_(self.weight)
+
+
+def test_a_class_that_changes_at_the_first_forward_is_refused_until_then():
+    model, x = Becoming(), torch.ones(2, 3)
+    with pytest.raises(actswap.BlockedSiteError, match="run the model once before"):
+        actswap.replace(model, "relu", "softplus")
+    model(x)
+    actswap.replace(model, "relu", "softplus", example_inputs=x)
+    assert torch.equal(model(x), F.softplus(model.first(x)))
+
+
+def test_models_on_meta_are_filled_later():
+    with torch.device("meta"):
+        model = nn.Sequential(Owner(), nn.ReLU())
+    actswap.replace(model, "relu", "prelu")
+    assert all(p.is_meta for p in model.parameters())
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.25)
+    x = torch.linspace(-1, 1, 6).reshape(2, 3)
+    inner = F.prelu(model[0].first(x) * 0.25, torch.tensor([0.25]))
+    assert torch.equal(model(x), F.prelu(inner, torch.tensor([0.25])))
+    actswap.restore(model)
+    assert torch.equal(model(x), F.relu(F.relu(model[0].first(x) * 0.25)))

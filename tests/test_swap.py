@@ -371,6 +371,41 @@ def test_fused_transformer_layers_take_the_new_activation():
     assert layer.activation is F.relu and layer.activation_relu_or_gelu == 1
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_with_a_padding_mask_makes_no_nested_tensors():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    before = snapshot(encoder)
+    with Answering(F.softplus):
+        expected = encoder(x, src_key_padding_mask=mask)
+    actswap.replace(encoder, "relu", "softplus", example_inputs={"src": x, "src_key_padding_mask": mask})
+    with torch.no_grad():
+        assert torch.equal(encoder(x, src_key_padding_mask=mask), expected)
+    actswap.restore(encoder)
+    assert_same(before, snapshot(encoder))
+    with torch.no_grad():
+        assert not encoder(x, src_key_padding_mask=mask)[1, 3:].any()  # the fused kernel leaves padding at zero
+
+
+@pytest.mark.parametrize("activation", [F.relu, nn.ReLU(), "relu"])
+def test_decoders_and_whole_transformers(activation):
+    x = torch.randn(2, 3, 8)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True, dropout=0.0, activation=activation).eval()
+    before, expected = snapshot(model), model(x, x)
+    with Answering(F.softplus):
+        wanted = model(x, x)
+    actswap.replace(model, "relu", "relu", example_inputs=(x, x))
+    actswap.replace(model, "relu", "softplus", example_inputs=(x, x))
+    assert not torch.allclose(wanted, expected)
+    for gradients in (True, False):  # attention has kernels of its own, with other rounding
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(model(x, x), wanted)
+    actswap.restore(model)
+    assert_same(before, snapshot(model))
+    assert torch.equal(model(x, x), expected)
+
+
 def test_graph_modules_are_rewritten_on_their_graph():
     class Net(nn.Module):
         def __init__(self):
