@@ -75,6 +75,7 @@ class RawCall:
         in_method: whether the function's first argument is the owner.
         via: for a call in a helper function, the references through which methods come to it.
         value: whether the activation is made or named here to be called elsewhere.
+        rewritten: the test under which an earlier swap has rewritten it.
     """
 
     cls: type
@@ -92,6 +93,7 @@ class RawCall:
     in_method: bool = True
     via: tuple[Reference, ...] = ()
     value: bool = False
+    rewritten: str | None = None
 
     @property
     def line(self) -> int:

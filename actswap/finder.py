@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import operator
+import re
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -76,6 +77,8 @@ class Finder(ast.NodeVisitor):
 
     def _owner_problem(self) -> str | None:
         """Why the owner cannot be named where the visit stands."""
+        if self.is_method and self.owner is None:
+            return f"{self.method.function.__qualname__} has no name for its instance"
         if self.rebound:
             return f"{self.owner} is assigned in {self.method.function.__qualname__}"
         if any(self.owner in frame for frame in self.scope.frames[1:]):
@@ -118,6 +121,8 @@ class Finder(ast.NodeVisitor):
                 self.add(node, None, [Pattern(activation, "", ())], blocked=reason)
         elif any(target is picking for picking in _BY_NAME):
             self._by_name(node)
+        elif target is exec or target is eval:
+            self._in_text(node)
         elif _is_own_class(target):
             self.made.append((node, target))
         elif target is MISSING and isinstance(node.func, ast.Attribute):
@@ -147,6 +152,13 @@ class Finder(ast.NodeVisitor):
                     self.add(node, None, patterns, blocked=why)
                 elif self.scope.chain(argument) is not None:
                     self.add(node, Callee(key=argument, passed=True))
+
+    def _in_text(self, node: ast.Call) -> None:
+        """The activations that a text names which is run as code; a text that is made at run time may name any."""
+        for argument in filter(_is_text, node.args[:1]):
+            for name in dict.fromkeys(re.findall(r"\w+", argument.value)):
+                if (patterns := self.tables.methods.get(name)) and not patterns[0].is_idiom:
+                    self.add(node, None, patterns, blocked=f"it stands in a text that {ast.unparse(node.func)} runs")
 
     def _default(self, expression: ast.expr) -> tuple[ast.expr, Any] | None:
         """The default of the argument that is called, where its name still means the argument and can be compared."""

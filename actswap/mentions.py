@@ -24,6 +24,17 @@ _INITIALISES = re.compile(r"_?(init|reset)_\w*(weights?|param(eter)?s?|buffers?)
 """Methods that fill a module's parameters: what they call activates nothing."""
 
 
+_NEVER_APPLY = frozenset(
+    f"__{name}__"
+    for name in (
+        "init", "new", "init_subclass", "class_getitem", "post_init", "del", "repr", "str", "format", "dir", "hash",
+        "eq", "ne", "len", "bool", "setattr", "delattr", "getstate", "setstate", "reduce", "reduce_ex", "getnewargs",
+        "getnewargs_ex", "copy", "deepcopy", "sizeof", "annotate", "annotations",
+    )
+)  # fmt: skip
+"""Methods that make, copy, show or compare an object."""
+
+
 def methods(cls: type) -> Iterator[tuple[type, str, Any]]:
     """The class attributes that an instance may run: of an overridden method only what `super()` can reach."""
     seen: set[str] = set()
@@ -32,8 +43,7 @@ def methods(cls: type) -> Iterator[tuple[type, str, Any]]:
         if base in (nn.Module, object):
             continue
         for name, attribute in vars(base).items():
-            dunder = name.startswith("__") and name.endswith("__") and name != "__call__"
-            if dunder or _INITIALISES.match(name) or (name in seen and name not in through_super):
+            if name in _NEVER_APPLY or _INITIALISES.match(name) or (name in seen and name not in through_super):
                 continue
             function = unwrapped(attribute)
             if function is None and not isinstance(attribute, (staticmethod, classmethod)):
@@ -55,7 +65,7 @@ def live(cls: type) -> set[str]:
     for _, name, attribute in methods(cls):
         if (function := unwrapped(unbound(attribute))) is not None:
             mentioned.setdefault(name, set()).update(names_in(function))
-    return _reached(mentioned, {"forward", "__call__"})
+    return _reached(mentioned, {"forward", *(name for name in mentioned if name.startswith("__"))})
 
 
 def _reached(mentioned: dict[str, set[str]], found: set[str]) -> set[str]:
@@ -76,8 +86,12 @@ def code_of(cls: type, names: Iterable[str]) -> list[tuple[str, FunctionType]]:
             if followed(function := unwrapped(unbound(attribute))):
                 found.setdefault(name, function)
     mentioned = {name: names_in(function) for name, function in found.items()}
-    reached = _reached(mentioned, {"__call__", "forward", *names})
+    implied = {name for name in mentioned if name.startswith("__") and name not in _NEVER_APPLY}
+    reached = _reached(mentioned, {"forward", *implied, *names})
     return [(name, function) for name, function in found.items() if name in reached]
+
+
+_RUNS_TEXT = frozenset({"exec", "eval"})
 
 
 def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
@@ -92,6 +106,8 @@ def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
         if not known.isdisjoint(code.co_names) or any(_is_mention(value, tables, made) for value in values):
             return True
         if any(opaque.operator_named(name) for name in code.co_names) and _has_operators(values):
+            return True
+        if not _RUNS_TEXT.isdisjoint(code.co_names):
             return True
         if any(isinstance(constant, str) and constant in tables.methods for constant in code.co_consts):
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterator
@@ -103,9 +104,9 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """The items of a container, the arguments of a partial, the attributes and the code of a user's object."""
     kind = type(value)
     if issubclass(kind, dict):
-        yield from list(value.items())[:_MANY]
+        yield from list(itertools.islice(value.items(), _MANY))
     elif issubclass(kind, _CONTAINERS):
-        yield from enumerate(list(value)[:_MANY])
+        yield from enumerate(list(itertools.islice(value, _MANY)))
     elif issubclass(kind, (functools.partial, functools.partialmethod)):
         yield Name("func"), value.func
         yield from enumerate(value.args)

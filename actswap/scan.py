@@ -61,6 +61,7 @@ class _Scan:
                 continue
             if module is not self.model and self.tables.module(module) is not None:
                 inside.update(module.modules())  # what a recognised activation does inside is its own affair
+                yield from self._attributes(module, set(), "hooks")
                 continue
             yield from self._kernels(module)
             if isinstance(module, torch.jit.ScriptModule):
@@ -72,6 +73,7 @@ class _Scan:
         yield from self._modules(owner)
         if isinstance(owner, graph.GraphModule):
             yield from self._nodes(owner)
+            yield from self._attributes(owner, set(), "hooks")
         else:
             taken: set[str] = set()
             yield from self._attributes(owner, taken)
@@ -94,9 +96,11 @@ class _Scan:
             aliases = [path for path in self.paths[child] if path not in own]
             yield self._site(owner, key, found, "module", aliases=aliases, place=ModulePlace(key))
 
-    def _attributes(self, owner: nn.Module, taken: set[str]) -> Iterator[Site]:
+    def _attributes(self, owner: nn.Module, taken: set[str], among: str = "") -> Iterator[Site]:
         for kept in self.attributes.kept[owner]:
-            if kept.on_class and not self._reads(owner, kept.name):
+            if among not in kept.name:
+                continue
+            if kept.on_class and kept.name != "forward" and not self._reads(owner, kept.name):
                 continue
             leaf = kept.leaf
             if isinstance(leaf, type):
@@ -225,8 +229,10 @@ class _Scan:
                 blocked = blocked or str(problem)
                 found = [Match(activation, {}, False, idiom=raw.idiom) for activation in problem.among or ()]
             else:
-                if bound is None:
+                if bound is None or bound.guard == raw.rewritten is not None:
                     return
+                if raw.rewritten is not None:
+                    blocked = f"an earlier swap rewrote this call for {raw.rewritten}: restore that first"
                 found = [bound.match]
                 if blocked is None:
                     slot = _free_name(owner, bound.match.activation.name, taken)
@@ -278,12 +284,15 @@ def _in_containers(owner: nn.Module, kept: Kept) -> bool:
 
 
 def _remaining(raws: list[calls.RawCall], edits: frozenset[MethodEdit]) -> Iterator[calls.RawCall]:
-    """The calls that no earlier swap has rewritten."""
-    done = {(e.cls, e.helper or e.name, edit.position) for e in edits for edit in e.edits}
+    """The calls that no earlier swap has rewritten, or only for what was picked then."""
+    done = {(e.cls, e.helper or e.name, edit.position): edit for e in edits for edit in e.edits}
     for raw in raws:
         key = (None, raw.via[0].helper) if raw.via else (raw.cls, raw.name)
-        if raw.node is None or (*key, Position.of(raw.node)) not in done:
+        edit = done.get((*key, Position.of(raw.node))) if raw.node is not None else None
+        if edit is None:
             yield raw
+        elif isinstance(edit, CallEdit) and edit.guard is not None:
+            yield dataclasses.replace(raw, rewritten=edit.guard)
 
 
 def _plain_class(owner: nn.Module) -> type:

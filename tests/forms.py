@@ -333,6 +333,15 @@ class Defaults(Form):
         return cls()(act(module(self.first(x))))
 
 
+class OptionalAct(Form):
+    """A function as a default argument, by position and by keyword."""
+
+    SITES = ("relu", "relu_1")
+
+    def forward(self, x, act=F.relu, *, last=torch.relu):
+        return last(self.second(act(self.first(x))))
+
+
 class Static:
     """Functions that belong to a class which is no module."""
 
@@ -603,20 +612,28 @@ class OwnsReLU(Form):
 class Hooked(Form):
     """Hooks that apply an activation: a function, a bound method, and one on a layer."""
 
-    BLOCKED = ("attribute _forward_hooks[", "keeps hook as a bound method", "attribute _forward_pre_hooks[")
+    BLOCKED = (
+        "attribute _forward_hooks[",
+        "keeps hook as a bound method",
+        "attribute _forward_pre_hooks[",
+        "attribute _forward_hooks[",
+    )
+    SITES = ("act",)
 
     def __init__(self):
         super().__init__()
         self.register_forward_hook(rectifying)
         self.first.register_forward_hook(self.hook)
         self.second.register_forward_pre_hook(functools.partial(pre_rectifying))
+        self.act = nn.ReLU()
+        self.act.register_forward_hook(rectifying)
 
     def hook(self, module, args, out):
         """Relu."""
         return F.relu(out)
 
     def forward(self, x):
-        return self.second(self.first(x))
+        return self.second(self.act(self.first(x)))
 
 
 def rectifying(module, args, out):
@@ -747,6 +764,116 @@ class Mutual(Form):
 
     def forward(self, x):
         return odd(self.first(x), 3) + even(x, 2)
+
+
+class Text(Form):
+    """Code in a text."""
+
+    BLOCKED = ("it stands in a text that eval runs",)
+
+    def forward(self, x):
+        return eval("F.relu(x)", {"F": F, "x": self.first(x)})
+
+
+def activated(act, forward=None):
+    """A decorator that applies an activation to what a method returns."""
+    if forward is None:
+        return lambda forward: activated(act, forward)
+
+    def wrapper(self, x):
+        return act(forward(self, x))
+
+    return wrapper
+
+
+def activated_without_names(forward):
+    """The same, for any arguments."""
+
+    def wrapper(*args):
+        return F.relu(forward(*args))
+
+    return wrapper
+
+
+class Described:
+    """A descriptor around a method."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def __get__(self, instance, owner=None):
+        return functools.partial(self.run, instance)
+
+    def run(self, instance, x):
+        """Relu."""
+        return F.relu(self.method(instance, x))
+
+
+class Wrapped(Form):
+    """Decorators: one with an activation as its argument, and one that does not name the instance."""
+
+    SITES = ("relu", "relu_2")
+    BLOCKED = ("has no name for its instance", "has no name for its instance")
+    PICKLED = False  # a function that a decorator hides has no name to be found by
+
+    @activated(torch.relu)
+    def inner(self, x):
+        """Relu, twice."""
+        return F.relu(self.first(x))
+
+    @activated_without_names
+    def outer(self, x):
+        """Relu, twice."""
+        return F.relu(self.second(x))
+
+    def forward(self, x):
+        return self.outer(self.inner(x))
+
+
+class DescribedForward(Form):
+    """A forward that is an object with `__get__`."""
+
+    BLOCKED = ("the attribute forward.method", "the attribute forward.run")
+
+    @Described
+    def forward(self, x):
+        """Relu."""
+        return F.relu(self.first(x))
+
+
+class Operators(Form):
+    """Activations in the methods of operators."""
+
+    SITES = ("relu", "relu_1")
+
+    def __matmul__(self, x):
+        return F.relu(self.first(x))
+
+    def __getitem__(self, x):
+        return F.relu(self.second(x))
+
+    def forward(self, x):
+        return self[self @ x]
+
+
+class SuperReLU(nn.ReLU):
+    """A ReLU with a forward of its own."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class SubclassWithSuper(Form):
+    """The forward of PyTorch's own class, come to by super()."""
+
+    SITES = ("act.relu",)
+
+    def __init__(self):
+        super().__init__()
+        self.act = SuperReLU()
+
+    def forward(self, x):
+        return self.act(self.first(x))
 
 
 class Imported(Form):

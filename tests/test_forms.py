@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from forms import FORMS
+from forms import FORMS, ByName, KeptMethod, ListOfModules
 from interception import Answering, outputs_and_gradients
 from models import example
 from settings import SETTINGS, Checkpointed
@@ -119,3 +119,44 @@ def test_a_reentrant_checkpoint_computes_the_new_activation_again():
     assert equal(*gradients)
     lines = actswap.history(model)[-1].report
     assert "its backward raises" in lines["surgery, values (train)"].detail
+
+
+def test_what_is_picked_may_change_after_a_swap():
+    model, x = make(ByName), example()
+    actswap.replace(model, "relu", "softplus", example_inputs=x)
+    text = actswap.diff(model)
+    assert "(self.relu(self.first(x)) if self.act_name == 'relu' else getattr(F, self.act_name)(self.first(x)))" in text
+    model.act_name = "tanh"
+    inner = F.softplus(torch.tanh(model.first(x)) - 0.1)
+    assert torch.equal(model(x), F.softplus(model.second(inner)))
+    (site,) = actswap.find(model, "tanh")
+    assert "an earlier swap rewrote this call" in site.blocked
+    model.act_name = "relu"
+    assert not actswap.find(model, "relu")
+    actswap.restore(model)
+    assert type(model) is ByName
+
+
+def test_containers_swapped_twice_partly_and_with_parameters():
+    model = make(ListOfModules)
+    before = snapshot(model)
+    actswap.replace(model, "relu", "softplus", where="acts*")
+    actswap.replace(model, ["relu", "softplus"], "silu", where=["acts.1", "table*"])
+    kinds = [type(act).__name__ for act in (*model.acts, model.pair[0], model.table["first"])]
+    assert kinds == ["Softplus", "SiLU", "function", "SiLU"] or kinds[2] == "builtin_function_or_method"
+    actswap.restore(model, last=True)
+    assert [type(act).__name__ for act in model.acts] == ["Softplus", "Softplus"]
+    with pytest.raises(actswap.BlockedSiteError, match="holds no submodule"):
+        actswap.replace(model, "relu", "prelu", where="pair*")
+    actswap.restore(model)
+    assert_same(before, snapshot(model))
+
+
+def test_a_kept_method_is_named_with_the_attribute_that_keeps_it():
+    model = make(KeptMethod)
+    (blocked,) = [site for site in actswap.find(model) if site.blocked]
+    assert (
+        blocked.blocked == "the attribute run keeps rectify as a bound method, which a rewritten class does not change"
+    )
+    del model.run
+    assert not [site for site in actswap.find(model) if site.blocked]
