@@ -52,28 +52,28 @@ class Finder(ast.NodeVisitor):
         self.attribute_calls: list[tuple[str, ast.Call]] = []
         self.objects: list[tuple[ast.expr, Any]] = []
         self.made: list[tuple[ast.expr, type]] = []
-        self.defaults: dict[str, tuple[ast.expr, Any]] = dict(self._defaults(method.node.args))
+        self.held: dict[str, tuple[ast.expr, Any]] = dict(self._held(method.node.args))
+        self.defaults = {name: held for name, held in self.held.items() if any(activations(held[1], tables))}
         self.quiet = False
 
     def run(self) -> Finder:
         """Visit the function's body."""
         node = self.method.node
+        self.objects += [default for name, default in self.held.items() if name not in self.defaults]
         for child in node.body if isinstance(node.body, list) else [node.body]:
             self.visit(child)
         self.found.sort(key=lambda call: Position.of(call.node) if call.node else Position(0, 0, 0, 0))
         return self
 
-    def _defaults(self, spec: ast.arguments) -> Iterator[tuple[str, tuple[ast.expr, Any]]]:
-        """The arguments whose default is, makes or holds an activation."""
+    def _held(self, spec: ast.arguments) -> Iterator[tuple[str, tuple[ast.expr, Any]]]:
+        """The arguments with a default: the expression, and its value."""
         function = self.method.function
         positional = [*spec.posonlyargs, *spec.args][len(spec.posonlyargs) + len(spec.args) - len(spec.defaults) :]
         for argument, node, value in zip(positional, spec.defaults, function.__defaults__ or (), strict=True):
-            if any(activations(value, self.tables)):
-                yield argument.arg, (node, value)
+            yield argument.arg, (node, value)
         named = {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
         for name, value in (function.__kwdefaults__ or {}).items():
-            if any(activations(value, self.tables)):
-                yield name, (named[name], value)
+            yield name, (named[name], value)
 
     def _owner_problem(self) -> str | None:
         """Why the owner cannot be named where the visit stands."""
@@ -125,6 +125,9 @@ class Finder(ast.NodeVisitor):
             self._in_text(node)
         elif _is_own_class(target):
             self.made.append((node, target))
+        elif target is MISSING and (picked := self._bound_method(node)) is not None:
+            self.add(node, None, picked, blocked=f"{ast.unparse(node)} calls a bound method of what is not known")
+            self.visit(node.func)
         elif target is MISSING and isinstance(node.func, ast.Attribute):
             if patterns := self.tables.methods.get(node.func.attr, []):
                 self.add(node, Callee(getattr(Tensor, node.func.attr)), patterns, receiver=True)
@@ -152,6 +155,15 @@ class Finder(ast.NodeVisitor):
                     self.add(node, None, patterns, blocked=why)
                 elif self.scope.chain(argument) is not None:
                     self.add(node, Callee(key=argument, passed=True))
+
+    def _bound_method(self, node: ast.Call) -> list[Pattern] | None:
+        """A tensor's method that was taken before, `act = x.relu; act()`, or by `x.__getattribute__("relu")`."""
+        bound = self.scope.binding(node.func.id) if isinstance(node.func, ast.Name) else None
+        name = bound.attr if isinstance(bound, ast.Attribute) and not node.args else ""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "__getattribute__":
+            name = next((argument.value for argument in node.args if _is_text(argument)), "")
+        patterns = self.tables.methods.get(name, [])
+        return patterns if patterns and not patterns[0].is_idiom else None
 
     def _in_text(self, node: ast.Call) -> None:
         """The activations that a text names which is run as code; a text that is made at run time may name any."""

@@ -92,6 +92,8 @@ def code_of(cls: type, names: Iterable[str]) -> list[tuple[str, FunctionType]]:
 
 
 _RUNS_TEXT = frozenset({"exec", "eval"})
+_PICKS = frozenset({"getattr", "vars", "__dict__", "globals", "attrgetter", "methodcaller", "import_module"})
+"""Ways to a function of which the code need not have the name."""
 
 
 def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
@@ -107,7 +109,7 @@ def mentions(function: FunctionType, tables: Tables, made: bool) -> bool:
             return True
         if any(opaque.operator_named(name) for name in code.co_names) and _has_operators(values):
             return True
-        if not _RUNS_TEXT.isdisjoint(code.co_names):
+        if not _RUNS_TEXT.isdisjoint(code.co_names) or (made and not _PICKS.isdisjoint(code.co_names)):
             return True
         if any(isinstance(constant, str) and constant in tables.methods for constant in code.co_consts):
             return True
@@ -122,7 +124,7 @@ def _is_mention(value: Any, tables: Tables, made: bool) -> bool:
         return made and (recognised_class(value, tables) is not None or applies(value, tables))
     if tables.call(value):
         return True
-    if isinstance(value, FunctionType) and unwrapped(value) is not None:
+    if followed(value) and unwrapped(value) is not None:
         return False  # a helper, followed by itself
     return any(_is_use(leaf, tables) for _, leaf in leaves(value, tables.is_callable))
 

@@ -74,7 +74,7 @@ def leaves(
         if isinstance(value, FunctionType):
             if followed(value):
                 yield keys, value
-                yield from _inside_function(value, whole, depth, seen, keys)
+            yield from _inside_function(value, whole, depth, seen, keys)
         elif isinstance(value, MethodType):
             yield keys, value
             if not isinstance(value.__self__, nn.Module):
@@ -89,11 +89,12 @@ def leaves(
 def _inside_function(
     function: FunctionType, whole: Callable[[Any], bool], depth: int, seen: dict[int, Any], keys: Keys
 ) -> Iterator[tuple[Keys, Any]]:
-    """What a closure keeps that its code cannot be followed to: bound methods, and functions in tables or wrappers."""
+    """What a closure keeps that its code is not followed to: bound methods, tables, what torch.vmap and such wrap."""
+    known = (FunctionType, nn.Module) if followed(function) else ()
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if filled(cell) and not isinstance(cell.cell_contents, (FunctionType, nn.Module)):
+        if filled(cell) and not isinstance(cell.cell_contents, known):
             for path, leaf in leaves(cell.cell_contents, whole, depth - 1, seen, (*keys, Name(name))):
-                if isinstance(leaf, (FunctionType, MethodType)):
+                if isinstance(leaf, (FunctionType, MethodType)) or (not known and whole(leaf)):
                     yield path, leaf
     for name, value in vars(function).items():
         if name == "registry":  # of functools.singledispatch
@@ -125,7 +126,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield Name("value"), value.value
     elif isinstance(inner := getattr(kind, "__wrapped__", None) or _own(value).get("__wrapped__"), FunctionType):
         yield Name("__wrapped__"), inner  # functools.lru_cache
-    elif is_followed(kind):
+    elif is_followed(kind) or kind.__name__ in ("SimpleNamespace", "Namespace"):
         yield from list((Name(name), part) for name, part in _own(value).items())[:_MANY]
 
 

@@ -115,6 +115,8 @@ class Tables:
         if target is MISSING:
             return
         self.calls.setdefault(target, []).append(pattern)
+        if isinstance(target, torch._ops.OpOverload):
+            self.calls.setdefault(target.overloadpacket, []).append(pattern)
         if pattern.path.startswith("torch.Tensor."):
             self.methods.setdefault(pattern.name, []).append(pattern)
 

@@ -34,10 +34,14 @@ def detached(model: nn.Module) -> State:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back, on exit, the random state, every training flag and every plain attribute of the model."""
+    """Put back, on exit, the random state, every training flag and every plain attribute of the model.
+
+    Parts that are compiled run as they are written: a trace of them would not see what observes the run.
+    """
     modules = list(model.modules())
     devices = {t.device for t in model.parameters() if t.device.type == "cuda" and not isinstance(t, FakeTensor)}
-    with attributes_kept(modules), torch.random.fork_rng(devices=sorted(devices, key=str)):
+    eager = torch.compiler.set_stance("force_eager")
+    with attributes_kept(modules), torch.random.fork_rng(devices=sorted(devices, key=str)), eager:
         yield
 
 

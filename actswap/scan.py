@@ -145,6 +145,8 @@ class _Scan:
         blocked = None
         if not kept.keys and kept.on_class and isinstance(leaf, FunctionType):
             blocked = f"{type(owner).__name__}.{name} is a function of the class, bound to the instance when called"
+        elif kept.on_class and (reader := self._reads_from_class(owner, kept.name)) is not None:
+            blocked = f"{reader} may read {name} from the class, which is shared"
         elif not _in_containers(owner, kept):
             blocked = f"it is kept as {kept.spelled}, in an object that cannot be copied with another in its place"
         aliases = self.paths.get(leaf, ()) if isinstance(leaf, nn.Module) else ()
@@ -199,6 +201,15 @@ class _Scan:
         if isinstance(function, FunctionType):
             for raw in methods.in_attribute(type(owner), kept.spelled, function, self.tables):
                 yield from self._call(owner, raw, taken, {})
+
+    def _reads_from_class(self, owner: nn.Module, name: str) -> str | None:
+        """The method that reads an attribute and names the class too, by which it can pass by the instance."""
+        names = {"type", "__class__", *(cls.__name__ for cls in type(owner).__mro__)}
+        for _, _, attribute in mentions.methods(type(owner)):
+            function = unwrapped(mentions.unbound(attribute))
+            if function is not None and name in (found := mentions.names_in(function)) and names & found:
+                return function.__qualname__
+        return None
 
     def _reads(self, owner: nn.Module, name: str, within: set[str] | None = None) -> bool:
         """Whether a method other than `__init__`, or one of these methods, reads an attribute."""

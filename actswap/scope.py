@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
+import torch
 from torch import nn
 
 from actswap.patterns import MISSING
@@ -84,7 +85,7 @@ class Scope:
             return self._name(expression.id)
         if isinstance(expression, ast.Attribute):
             base = self.resolve(expression.value)
-            if isinstance(base, (ModuleType, type)):
+            if isinstance(base, (ModuleType, type, torch._ops.OpOverloadPacket)):
                 return getattr(base, expression.attr, MISSING)
             if isinstance(base, enum.Enum) and expression.attr == "value":
                 return base.value

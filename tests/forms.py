@@ -451,7 +451,7 @@ def cached(x):
 class Wrappers(Form):
     """Functions in wrappers of functools."""
 
-    BLOCKED = ("inside dispatched.registry", "inside cached.__wrapped__")
+    BLOCKED = ("inside dispatched,", "inside dispatched.registry", "inside cached.__wrapped__")
 
     def forward(self, x):
         return dispatched(cached(self.first(x)))
@@ -874,6 +874,73 @@ class SubclassWithSuper(Form):
 
     def forward(self, x):
         return self.act(self.first(x))
+
+
+def named_act(x, name):
+    """A function picked by a name that the caller gives."""
+    return getattr(F, name)(x)
+
+
+class NamedByCaller(Form):
+    """Names handed to helpers and to methods."""
+
+    BLOCKED = ("self.act picks it by its name", "name picks what is called")
+
+    def __init__(self):
+        super().__init__()
+        self.act = "relu"
+
+    def chosen(self):
+        """The activation."""
+        return getattr(F, self.act)
+
+    def forward(self, x):
+        return named_act(self.chosen()(self.first(x)), "relu")
+
+
+class FromTheClass(Form):
+    """A class attribute that is read from the class: another on the instance would not be seen."""
+
+    BLOCKED = ("FromTheClass.forward may read acts from the class",)
+    acts = {"relu": F.relu}  # noqa: RUF012
+
+    def forward(self, x):
+        return type(self).acts["relu"](self.first(x))
+
+
+class Namespaces(Form):
+    """Namespaces in an attribute and in a default argument."""
+
+    BLOCKED = ("kept as cfg.act", "inside types.SimpleNamespace")
+
+    def __init__(self):
+        super().__init__()
+        self.cfg = types.SimpleNamespace(act=F.relu)
+
+    def forward(self, x, other=types.SimpleNamespace(act=F.relu)):  # noqa: B008
+        return other.act(self.cfg.act(self.first(x)))
+
+
+mapped = torch.func.vmap(F.relu)
+
+
+class Transformed(Form):
+    """torch.func.vmap of an activation."""
+
+    BLOCKED = ("inside mapped.func",)
+
+    def forward(self, x):
+        return mapped(self.first(x))
+
+
+class BoundMethod(Form):
+    """A tensor's method taken before it is called."""
+
+    BLOCKED = ("calls a bound method", "calls a bound method")
+
+    def forward(self, x):
+        act = self.first(x).relu
+        return act().__getattribute__("relu")()
 
 
 class Imported(Form):

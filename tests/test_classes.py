@@ -395,3 +395,20 @@ def test_models_on_meta_are_filled_later():
     assert torch.equal(model(x), F.prelu(inner, torch.tensor([0.25])))
     actswap.restore(model)
     assert torch.equal(model(x), F.relu(F.relu(model[0].first(x) * 0.25)))
+
+
+compiled = torch.compile(lambda x: F.relu(x), backend="eager")
+
+
+class LowLevel(nn.Module):
+    def forward(self, x):
+        return compiled(torch.ops.aten.relu(x - 0.5) + torch.ops.aten.relu.default(x) - 1)
+
+
+def test_operators_of_aten_and_a_compiled_helper():
+    model, x = LowLevel(), torch.linspace(-1, 2, 7)
+    actswap.replace(model, "relu", "silu", example_inputs=x)
+    assert actswap.history(model)[-1].report["surgery, op stream"].data["sites"] == 3
+    assert torch.equal(model(x), F.silu(F.silu(x - 0.5) + F.silu(x) - 1))
+    actswap.restore(model)
+    assert torch.equal(model(x), F.relu(F.relu(x - 0.5) + F.relu(x) - 1))
