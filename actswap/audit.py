@@ -207,7 +207,10 @@ def observing(sites: Sequence[Site]) -> Iterator[dict[Site, Observation]]:
                 for code in _live_codes(owner, site.place.edits[0]):
                     by_code.setdefault(code, []).append((site.place.call.position, owner, observation))
             elif isinstance(site.place, AttributePlace):
-                stack.enter_context(_counted(owner, site.place.name, observation))
+                if isinstance(module := site.place.read(owner), nn.Module):
+                    by_module.setdefault(module, []).append(observation)
+                else:
+                    stack.enter_context(_counted(owner, site.place, observation))
             else:
                 continue
             seen[site] = observation
@@ -235,15 +238,15 @@ def _counter(observations: list[Observation]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _counted(owner: nn.Module, name: str, observation: Observation) -> Iterator[None]:
-    function = getattr(owner, name)
+def _counted(owner: nn.Module, place: AttributePlace, observation: Observation) -> Iterator[None]:
+    function, name = place.read(owner), place.name
     before = vars(owner).get(name)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         observation.add(args, kwargs)
         return function(*args, **kwargs)
 
-    vars(owner)[name] = counted
+    vars(owner)[name] = place.holding(getattr(owner, name), counted)
     try:
         yield
     finally:

@@ -1,23 +1,21 @@
-"""The activation calls in a class's own code, found in the verified syntax trees of its methods.
-
-A callee is resolved to an object and never compared by spelling. What names an activation and cannot be rewritten is
-found too, with the reason: nothing is passed over in silence.
-"""
+"""The calls of activations in a class's code, before and after it is known which instance runs them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from actswap.patterns import IDIOMS, MISSING, MODE, Match, Pattern, Undetermined, match
+from actswap.activation import Activation
+from actswap.callees import Callee
+from actswap.patterns import MODE, Match, Pattern, Undetermined, match
 from actswap.recognize import Tables
-from actswap.scope import Chain, Scope, bindings, chain_of, followed, read, stores
-from actswap.source import Method, Position, self_name
+from actswap.scope import Chain, Scope, read
+from actswap.source import Method
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,23 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What a call is for one owner.
+
+    Args:
+        match: the activation and its parameters.
+        argument: which part of the call carries the tensor, as `CallEdit.argument` has it.
+        reads: parameters that are tensors of the owner, by name.
+        guard: the test by which the call is this activation, where it can be another at run time.
+    """
+
+    match: Match[ast.expr]
+    argument: int | str
+    reads: dict[str, Chain]
+    guard: str | None
+
+
+@dataclass(frozen=True)
 class RawCall:
     """One call of an activation in a class's code, before it is known which instance runs it.
 
@@ -50,12 +65,17 @@ class RawCall:
         method: the verified method; None where the source is not to be had.
         function: the function that holds the call.
         node: the call; None where there is no source.
-        patterns: what it may be.
-        callee: the function that is called.
+        tables: what is recognised.
+        patterns: what it may be, where the name of the function says so.
         receiver: whether the tensor is the object whose method is called.
         blocked: why it cannot be rewritten.
+        callee: what is called.
+        guard: the test by which it is that.
+        scope: what names mean where the call stands.
         in_method: whether the function's first argument is the owner.
         via: for a call in a helper function, the references through which methods come to it.
+        value: whether the activation is made or named here to be called elsewhere.
+        rewritten: the test under which an earlier swap has rewritten it.
     """
 
     cls: type
@@ -63,12 +83,17 @@ class RawCall:
     method: Method | None
     function: FunctionType
     node: ast.expr | None
-    patterns: tuple[Pattern, ...]
+    tables: Tables
+    patterns: tuple[Pattern, ...] = ()
     receiver: bool = False
     blocked: str | None = None
-    callee: Any = None
+    callee: Callee | None = None
+    guard: str | None = None
+    scope: Scope | None = None
     in_method: bool = True
     via: tuple[Reference, ...] = ()
+    value: bool = False
+    rewritten: str | None = None
 
     @property
     def line(self) -> int:
@@ -78,16 +103,29 @@ class RawCall:
     @property
     def idiom(self) -> bool:
         """Whether the callee has other uses than activating."""
-        return all(pattern.name in IDIOMS for pattern in self.patterns)
+        return bool(self.patterns) and all(pattern.is_idiom for pattern in self.patterns)
 
     @property
-    def _owner_name(self) -> str | None:
-        return self_name(self.method.node) if self.in_method and self.method is not None else None
+    def candidates(self) -> list[Activation]:
+        """What it may be, where its arguments do not decide."""
+        if self.patterns or self.callee is None:
+            return [self.patterns[0].activation]
+        return list(self.callee.options(self.tables))
 
-    def bound(self, owner: nn.Module) -> tuple[Match[ast.expr], int | str, dict[str, Chain]] | None:
-        """What the call is for this owner, which argument carries the tensor, and the parameters read from the owner.
+    @property
+    def decidable(self) -> bool:
+        """Whether its arguments say for an owner whether it is an activation."""
+        return isinstance(self.node, ast.Call) and not self.value and (self.receiver or self.callee is not None)
 
-        Returns None when it is no activation with these arguments.
+    @property
+    def makes(self) -> bool:
+        """Whether it only makes a module, or names its class: no use unless a forward comes to it."""
+        if not self.value or self.callee is None:
+            return False
+        return self.callee.made is not None or self.callee.makes(self.tables)
+
+    def bound(self, owner: nn.Module) -> Bound | None:
+        """What the call is for this owner; None when it is no activation with these arguments.
 
         Raises:
             Undetermined: that is known only at run time.
@@ -97,24 +135,34 @@ class RawCall:
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise Undetermined("its arguments are unpacked with * or **")
         args = list(node.args)
-        if self.receiver:
-            assert isinstance(node.func, ast.Attribute)
-            chain = chain_of(node.func.value, self._owner_name)
-            if chain is not None and not isinstance(read(owner, chain), Tensor):
-                return None
-            args.insert(0, node.func.value)
         keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
         chains: dict[int, Chain] = {}
 
         def evaluate(expression: ast.expr) -> Any:
             return self._value(expression, owner, chains)
 
-        found = match(self.patterns, args, keywords, evaluate, self.callee)
+        guard = self.guard
+        if self.receiver:
+            assert isinstance(node.func, ast.Attribute)
+            assert self.scope is not None
+            chain = self.scope.chain(node.func.value)
+            value = read(owner, chain) if chain is not None else None
+            if isinstance(value, ModuleType) and self.tables.call(getattr(value, node.func.attr, None)):
+                raise Undetermined(f"{ast.unparse(node.func.value)} is a module of functions kept in an attribute")
+            if chain is not None and not isinstance(value, Tensor):
+                return None
+            args.insert(0, node.func.value)
+            found = match(self.patterns, args, keywords, evaluate, getattr(Tensor, node.func.attr))
+        else:
+            assert self.callee is not None
+            result = self.callee.match(evaluate, self.tables, args, keywords)
+            found, picked = result if result is not None else (None, None)
+            guard = guard or picked
         if found is None:
             return None
         by_value = {id(value): names for value, names in _named(found.params)}
         taken = {by_value[key]: chain for key, chain in chains.items() if key in by_value}
-        return found, self._argument(found.tensor, args, keywords), taken
+        return Bound(found, self._argument(found.tensor, args, keywords), taken, guard)
 
     def _argument(self, tensor: ast.expr | None, args: list[ast.expr], keywords: dict[str, ast.expr]) -> int | str:
         for name, value in keywords.items():
@@ -128,11 +176,11 @@ class RawCall:
             return ast.literal_eval(expression)
         except ValueError:
             pass
-        assert self.method is not None
-        chain = chain_of(expression, self._owner_name)
+        assert self.scope is not None
+        chain = self.scope.chain(expression)
         if chain == Chain(("training",)):
             return MODE
-        value = read(owner, chain) if chain is not None else Scope(self.method).resolve(expression)
+        value = read(owner, chain) if chain is not None else self.scope.resolve(expression)
         if isinstance(value, Tensor) and chain is not None:
             chains[id(value)] = chain
             return value
@@ -145,107 +193,3 @@ def _named(params: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     for name, value in params.items():
         if isinstance(value, Tensor):
             yield value, name
-
-
-class Finder(ast.NodeVisitor):
-    """Collects the activation calls of one method, and the references to activations that are no calls."""
-
-    def __init__(self, cls: type, name: str, method: Method, tables: Tables, is_method: bool) -> None:
-        self.cls, self.name, self.method, self.tables, self.is_method = cls, name, method, tables, is_method
-        self.scope = Scope(method)
-        self.owner = self_name(method.node) if is_method else None
-        self.rebound = self.owner is not None and stores(method.node, self.owner)
-        self.found: list[RawCall] = []
-        self.references: list[Reference] = []
-        self.attribute_calls: list[tuple[str, ast.Call]] = []
-
-    def run(self) -> Finder:
-        """Visit the function's body and its default arguments."""
-        node = self.method.node
-        self._defaults(node.args)
-        for child in node.body if isinstance(node.body, list) else [node.body]:
-            self.visit(child)
-        self.found.sort(key=lambda call: Position.of(call.node) if call.node else Position(0, 0, 0, 0))
-        return self
-
-    def _defaults(self, spec: ast.arguments) -> None:
-        """An activation as a default argument is called under the argument's name, which is known only at run time."""
-        function = self.method.function
-        given = zip(spec.defaults, function.__defaults__ or (), strict=True)
-        named = {a.arg: d for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d is not None}
-        by_name = [(named[name], value) for name, value in (function.__kwdefaults__ or {}).items()]
-        for node, value in [*given, *by_name]:
-            if patterns := self.tables.call(value):
-                self.add(node, patterns, None, blocked=f"{ast.unparse(node)} is a default argument")
-
-    def _owner_problem(self) -> str | None:
-        """Why the owner cannot be named where the visit stands."""
-        if self.rebound:
-            return f"{self.owner} is assigned in {self.method.function.__qualname__}"
-        if any(self.owner in frame for frame in self.scope.frames[1:]):
-            return f"{self.owner} means something else where the call stands"
-        return None
-
-    def add(
-        self, node: ast.expr, patterns: list[Pattern], callee: Any, receiver: bool = False, blocked: str | None = None
-    ) -> None:
-        blocked = blocked or self._owner_problem()
-        function = self.method.function
-        self.found.append(
-            RawCall(self.cls, self.name, self.method, function, node, tuple(patterns), receiver, blocked, callee)
-        )
-
-    def visit_Call(self, node: ast.Call) -> None:
-        target = self.scope.resolve(node.func)
-        chain = chain_of(node.func, self.owner)
-        if chain is not None and len(chain.names) == 1:
-            self.attribute_calls.append((chain.names[0], node))
-        if patterns := self.tables.call(target):
-            self.add(node, patterns, target)
-        elif target is MISSING and isinstance(node.func, ast.Attribute):
-            if patterns := self.tables.methods.get(node.func.attr, []):
-                self.add(node, patterns, getattr(Tensor, node.func.attr), receiver=True)
-            self.visit(node.func.value)
-        else:
-            self.visit(node.func)
-        for child in [*node.args, *node.keywords]:
-            self.visit(child)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        # `if self.act is F.relu` compares an activation and does not apply it.
-        for part in [node.left, *node.comparators]:
-            if not self.tables.call(self.scope.resolve(part)):
-                self.visit(part)
-
-    def _reference(self, node: ast.Name | ast.Attribute) -> None:
-        value = self.scope.resolve(node) if isinstance(node.ctx, ast.Load) else MISSING
-        if followed(value) and not self.tables.call(value):
-            cls = self.cls if self.is_method else None
-            reference = Reference(cls, self.name, self.method, node, value, self._owner_problem())
-            self.references.append(reference)
-        patterns = self.tables.call(value)
-        patterns = [pattern for pattern in patterns if pattern.name not in IDIOMS]
-        if patterns:
-            self.add(node, patterns, None, blocked=f"{ast.unparse(node)} is passed on as a value and not called here")
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self._reference(node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._reference(node)
-        self.visit(node.value)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        # A name bound once to an activation is followed to its calls; the binding itself is no use.
-        single = len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-        if single and self.tables.call(self.scope.resolve(node.targets[0])):
-            return
-        self.generic_visit(node)
-
-    def _nested(self, node: ast.AST) -> None:
-        self.scope.frames.append(bindings(node))
-        self.generic_visit(node)
-        self.scope.frames.pop()
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _nested
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _nested

@@ -231,6 +231,11 @@ def differs_only_at(edit: MethodEdit) -> bool:
             return type(old) is type(new) and bool(old == new)
         here = chosen.get(Position.of(old)) if isinstance(old, ast.expr) else None
         if isinstance(old, ast.Call) and isinstance(here, CallEdit):
+            if here.guard is not None:
+                kept = isinstance(new, ast.IfExp) and ast.unparse(new.test) == here.guard and each(old, new.orelse)
+                if not kept:
+                    return False
+                new = new.body
             slot = isinstance(new, ast.Call) and isinstance(new.func, ast.Attribute) and new.func.attr == here.slot
             return slot and len(new.args) == 1 and same(tensor(old, here.argument), new.args[0])
         if isinstance(old, (ast.Name, ast.Attribute)) and isinstance(here, ReferenceEdit):
@@ -239,6 +244,9 @@ def differs_only_at(edit: MethodEdit) -> bool:
             first = (new.posonlyargs or new.args).pop(0)
             if first.arg != OWNER:
                 return False
+        return each(old, new)
+
+    def each(old: ast.AST, new: ast.AST) -> bool:
         fields = (*old._fields, *old._attributes)
         return type(old) is type(new) and all(same(getattr(old, f, None), getattr(new, f, None)) for f in fields)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
+import functools
 import operator
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Literal
 
 import torch
@@ -164,10 +164,15 @@ def _callers(frame: FrameType | None, depth: int = 12) -> Iterator[tuple[str, Po
 
 def position_in(frame: FrameType) -> Position:
     """The position of the expression that a frame is evaluating."""
-    line, end_line, column, end_column = next(
-        itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4
-    )
-    return Position(line or 0, end_line or 0, column or 0, end_column or 0)
+    positions = _positions(frame.f_code)
+    index = frame.f_lasti // 2
+    return positions[index] if 0 <= index < len(positions) else Position(0, 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def _positions(code: CodeType) -> list[Position]:
+    """The position of every instruction."""
+    return [Position(*(part or 0 for part in (a, b, c, d))) for a, b, c, d in code.co_positions()]
 
 
 class DataFlow:

@@ -57,13 +57,14 @@ class Edit:
         owner: the module that is changed.
         record: the swap it belongs to.
         order: its number among all edits of that swap.
-        replaces: the activation that was at the place; None for an edit that only makes room for another.
+        puts: what it puts in, by the name under the owner: the activation that was there, and the new module. Empty
+            for an edit that only makes room for another.
     """
 
     owner: nn.Module
     record: Any = field(default=None, kw_only=True)
     order: int = field(default=0, kw_only=True)
-    replaces: Activation | None = field(default=None, kw_only=True)
+    puts: dict[str, tuple[Activation, nn.Module]] = field(default_factory=dict, kw_only=True)
 
     def apply(self) -> None:
         """Make the change and note it on the owner. All or nothing."""

@@ -12,7 +12,7 @@ from torch import nn
 from actswap import aliasing, metadata
 from actswap.classes import RECORD
 from actswap.dataflow import DataFlow
-from actswap.edits import share_hooks
+from actswap.edits import Entry, share_hooks
 from actswap.errors import EjectWarning
 from actswap.finding import unwrap
 from actswap.nn import ActivationModule
@@ -58,8 +58,10 @@ def eject(model: nn.Module) -> nn.Module:
             else:
                 table[key] = twin
     for owner, paths in named_modules(root).items():
-        if vars(owner).pop(RECORD, None) is not None:
+        for edit in vars(owner).pop(RECORD, ()):
             metadata.detach(owner)
+            if isinstance(edit, Entry) and not isinstance(edit.new, nn.Module):
+                stays += [f"{paths[0]}.{key}".lstrip(".") + ": it is kept in a container" for key in edit.puts]
         if "__actswap__" in vars(type(owner)):
             stays.append(f"{paths[0] or '(the model itself)'}: its class {type(owner).__qualname__} is rewritten")
     if stays:

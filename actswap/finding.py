@@ -14,7 +14,7 @@ from actswap import audit, registry, running
 from actswap.activation import Activation
 from actswap.classes import is_sharded
 from actswap.errors import TargetError, UnknownActivationError, UnsupportedModelError
-from actswap.recognize import Tables
+from actswap.recognize import Tables, is_lazy
 from actswap.scan import scan
 from actswap.sites import Selector, Site, Sites, selects
 
@@ -156,7 +156,12 @@ def find(
 
 
 def observed(model: nn.Module, sites: Sequence[Site], example_inputs: running.Inputs) -> list[Site]:
-    """The sites with what they did in one forward, run without gradients and without a trace."""
+    """The sites with what they did in one forward, run without gradients and without a trace.
+
+    A model with lazy parameters is not run: its first forward changes it.
+    """
+    if is_lazy(model):
+        return list(sites)
     with running.undisturbed(model), torch.no_grad(), audit.observing(sites) as seen:
         running.call(model, running.detached(model), example_inputs)
     result = []

@@ -35,7 +35,16 @@ MODE: Any = _Mode()
 
 
 class Undetermined(Exception):
-    """A value that decides what a call is, or does, is known only at run time."""
+    """A value that decides what a call is, or does, is known only at run time.
+
+    Args:
+        text: which.
+        among: the activations that the call can still be; None where that is what the code tells.
+    """
+
+    def __init__(self, text: str, among: Sequence[Activation] | None = None) -> None:
+        super().__init__(text)
+        self.among = among
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,11 @@ class Pattern:
         """The last part of the path, without the overload of an ATen operator."""
         parts = self.path.split(".")
         return parts[-2] if self.path.startswith("torch.ops.") else parts[-1]
+
+    @property
+    def is_idiom(self) -> bool:
+        """Whether the callee has other uses than activating."""
+        return self.name in IDIOMS
 
     @property
     def inplace(self) -> bool:
@@ -179,7 +193,7 @@ def _matched(
     stated = {a.name: values[a.name] for a in pattern.arguments[1:] if a.name in given}
     original = _original(pattern, callee, stated) if callee is not None else None
     params = stated_parameters(pattern, values)
-    return Match(pattern.activation, params, inplace, tensor, pattern.name in IDIOMS, original, callee)
+    return Match(pattern.activation, params, inplace, tensor, pattern.is_idiom, original, callee)
 
 
 def _original(pattern: Pattern, callee: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:

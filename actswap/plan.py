@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from actswap import classes, edits, graph, methods, source
+from actswap import classes, edits, graph, mentions, source
 from actswap.classes import MethodEdit
 from actswap.edits import MISSING, Edit, Entry, NodeEdit, Placement, Rewrite
 from actswap.errors import BlockedSiteError
@@ -58,6 +58,7 @@ class Plan:
     edits: list[Edit] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     flags: list[Entry] = field(default_factory=list)
+    _holders: dict[tuple[nn.Module, str], Entry] = field(default_factory=dict)
 
     def make(self, sites: Sequence[Site]) -> None:
         """Plan every site; every refusal happens here."""
@@ -71,6 +72,7 @@ class Plan:
         rewrites: dict[nn.Module, list[Site]] = {}
         for group in self._groups(sites):
             self._group(group, rewrites)
+        self._unnest()
         for owner, called in rewrites.items():
             self.edits.append(self._rewrite(owner, called))
         for order, edit in enumerate(self.edits):
@@ -80,7 +82,7 @@ class Plan:
         """Sites that get one module together: registrations of one instance, when instances stay shared."""
         groups: dict[object, list[Site]] = {}
         for number, site in enumerate(sites):
-            shared = self.share and isinstance(site.place, ModulePlace)
+            shared = self.share and isinstance(_current(site), nn.Module)
             groups.setdefault(id(_current(site)) if shared else ("own", number), []).append(site)
         return list(groups.values())
 
@@ -98,46 +100,61 @@ class Plan:
         else:
             module.train(_owner(group[0]).training)
         _place(module, group)
+        registered = any(isinstance(site.place, ModulePlace) for site in group)
         for site in group:
-            self._site(site, module, rewrites)
+            self._site(site, module, rewrites, registered)
         self.slots.append(Slot(module, tuple(group), _old_forward(group[0], module, old)))
 
-    def _site(self, site: Site, module: nn.Module, rewrites: dict[nn.Module, list[Site]]) -> None:
+    def _site(self, site: Site, module: nn.Module, rewrites: dict[nn.Module, list[Site]], registered: bool) -> None:
         owner = _owner(site)
         match site.place:
             case ModulePlace(key):
-                self.edits.append(Entry(owner, True, key, owner._modules[key], module, replaces=site.activation))
+                self._put(site, Entry(owner, True, key, owner._modules[key], module))
                 self._flag(owner, key)
-            case AttributePlace(name):
-                self._attribute(site, owner, name, module)
+            case AttributePlace(name) as place:
+                self._attribute(site, owner, place, module, registered)
                 self._flag(owner, name)
             case CallPlace(call=call):
-                registers = self._registers(site, owner, module)
-                self.edits.append(Entry(owner, registers, call.slot, MISSING, module, replaces=site.activation))
+                self._put(site, Entry(owner, self._registers(site, owner, module), call.slot, MISSING, module))
                 rewrites.setdefault(owner, []).append(site)
             case NodePlace(node=node, slot=slot):
                 assert isinstance(owner, graph.GraphModule)
-                self.edits.append(Entry(owner, True, slot, MISSING, module, replaces=site.activation))
+                self._put(site, Entry(owner, True, slot, MISSING, module))
                 old = graph.node_state(owner, node)
                 self.edits.append(NodeEdit(owner, node, old, graph.slot_state(owner, node, slot)))
 
-    def _attribute(self, site: Site, owner: nn.Module, name: str, module: nn.Module) -> None:
-        """A stored callable: a submodule of the same name where that can be, else the attribute itself."""
-        old = vars(owner).get(name, MISSING)
-        place = site.place
-        assert isinstance(place, AttributePlace)
+    def _attribute(
+        self, site: Site, owner: nn.Module, place: AttributePlace, module: nn.Module, registered: bool
+    ) -> None:
+        """A stored callable: a submodule of the same name where that can be, else the attribute itself.
+
+        Args:
+            registered: whether the new module becomes a submodule elsewhere.
+        """
+        name, old = place.name, vars(owner).get(place.name, MISSING)
         # A class attribute is found before a submodule, so only an attribute of the instance can stand before it.
-        hidden = place.on_class or hasattr(type(owner), name) or isinstance(old, nn.Module)
+        hidden = place.on_class or place.keys or hasattr(type(owner), name) or isinstance(old, nn.Module)
+        hidden = hidden or name in owner._modules  # the attribute stands before the submodule, which never runs
         if hidden or not self._registers(site, owner, module):
-            if not stateless(module):
+            if not stateless(module) and not registered:
                 raise BlockedSiteError(
                     f"a {type(module).__name__} has parameters or a mode, and this place holds no submodule", site.path,
                     "choose a target without parameters, or exclude the site",
                 )  # fmt: skip
-            self.edits.append(Entry(owner, False, name, old, module, replaces=site.activation))
+            edit = self._holders.get((owner, name))  # several in one container are one edit
+            if edit is None:
+                edit = self._holders[owner, name] = Entry(owner, False, name, old, getattr(owner, name))
+                self.edits.append(edit)
+            edit.new = place.holding(edit.new, module)
+            edit.puts[place.path] = (site.activation, module)
         else:
             self.edits.append(Entry(owner, False, name, old, MISSING))
-            self.edits.append(Entry(owner, True, name, MISSING, module, replaces=site.activation))
+            self._put(site, Entry(owner, True, name, MISSING, module))
+
+    def _put(self, site: Site, edit: Entry) -> None:
+        """Add the edit that puts a new module at a site, under the site's name."""
+        edit.puts[edit.key] = (site.activation, edit.new)
+        self.edits.append(edit)
 
     def _registers(self, site: Site, owner: nn.Module, module: nn.Module) -> bool:
         """Whether the owner can take one more submodule without noticing."""
@@ -158,6 +175,16 @@ class Plan:
             if old != 0:
                 self.flags.append(Entry(owner, False, "activation_relu_or_gelu", old, 0))
                 self.edits.append(self.flags[-1])
+
+    def _unnest(self) -> None:
+        """nn.TransformerEncoder makes nested tensors for that kernel, on which few activations are implemented."""
+        unfused = {edit.owner for edit in self.flags}
+        for module in self.model.modules():
+            if isinstance(module, nn.TransformerEncoder) and unfused.intersection(module.layers):
+                old = vars(module).get("use_nested_tensor", False)
+                if old:
+                    self.flags.append(Entry(module, False, "use_nested_tensor", old, False))
+                    self.edits.append(self.flags[-1])
 
     def _rewrite(self, owner: nn.Module, sites: Sequence[Site]) -> Edit:
         cls = next((c for c in type(owner).__mro__ if "__actswap__" in c.__dict__), type(owner))
@@ -183,8 +210,8 @@ def _current(site: Site) -> Any:
     match site.place:
         case ModulePlace(key):
             return _owner(site)._modules[key]
-        case AttributePlace(name):
-            return getattr(_owner(site), name)
+        case AttributePlace() as place:
+            return place.read(_owner(site))
     return None
 
 
@@ -193,7 +220,7 @@ def _counts_children(owner: nn.Module) -> bool:
     if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return True
     words = {"children", "modules", "named_children", "named_modules", "_modules", "__iter__", "__len__"}
-    own = [function for _, _, a in methods.methods(type(owner)) if (function := classes.unwrapped(a)) is not None]
+    own = [function for _, _, a in mentions.methods(type(owner)) if (function := classes.unwrapped(a)) is not None]
     return any(words & set(code.co_names) for f in own for code in source.codes(f.__code__)) or any(
         name in vars(cls) for cls in type(owner).__mro__ if cls is not nn.Module for name in ("__iter__", "__len__")
     )

@@ -112,11 +112,11 @@ def pieces(owner: nn.Module) -> Iterator[Data]:
     `activation` or `new` is None where no data can say it.
     """
     for edit in vars(owner).get(RECORD, ()):
-        if edit.replaces is not None:
+        for key, (activation, module) in edit.puts.items():
             yield {
                 "swap": edit.record.number,
                 "share": edit.record.share,
-                "key": edit.key,
-                "activation": activation_data(edit.replaces),
-                "new": module_data(edit.new) or edit.record.source,
+                "key": key,
+                "activation": activation_data(activation),
+                "new": module_data(module) or edit.record.source,
             }

@@ -70,12 +70,17 @@ class Tables:
         methods: tensor methods by name, for calls on a value whose type is not known.
         classes: module classes.
         foreign: the classes and functions a caller asked for that no definition describes.
+        applies, relevant, inside: whether the code of a class, and of a function with its helpers, mentions any of
+            these, and which are in an object; as far as that was asked.
     """
 
     calls: dict[Any, list[Pattern]] = field(default_factory=dict)
     methods: dict[str, list[Pattern]] = field(default_factory=dict)
     classes: dict[type, list[Pattern]] = field(default_factory=dict)
     foreign: dict[Any, Activation] = field(default_factory=dict)
+    applies: dict[type, bool] = field(default_factory=dict)
+    relevant: dict[tuple[Any, bool], bool] = field(default_factory=dict)
+    inside: dict[tuple[int, frozenset[str]], tuple[Any, list[Activation]]] = field(default_factory=dict)
 
     @classmethod
     def build(cls, extra: Sequence[Any] = ()) -> Tables:
@@ -110,6 +115,8 @@ class Tables:
         if target is MISSING:
             return
         self.calls.setdefault(target, []).append(pattern)
+        if isinstance(target, torch._ops.OpOverload):
+            self.calls.setdefault(target.overloadpacket, []).append(pattern)
         if pattern.path.startswith("torch.Tensor."):
             self.methods.setdefault(pattern.name, []).append(pattern)
 
@@ -128,9 +135,13 @@ class Tables:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Every last name under which a target can be reached: what a code object must mention to be of interest."""
-        patterns = [pattern for group in self.calls.values() for pattern in group]
-        return frozenset({pattern.name for pattern in patterns} | {"apply"})
+        """Every last name under which a function can be reached: what a code object must mention to be of interest."""
+        return frozenset({pattern.name for group in self.calls.values() for pattern in group} | {"apply"})
+
+    @functools.cached_property
+    def class_names(self) -> frozenset[str]:
+        """Every last name under which a module class can be reached."""
+        return frozenset(pattern.name for group in self.classes.values() for pattern in group)
 
     def call(self, target: Any) -> list[Pattern]:
         """The patterns of a callee; empty when it is none."""
@@ -138,6 +149,16 @@ class Tables:
             return self.calls.get(target, [])
         except TypeError:  # unhashable
             return []
+
+    def is_callable(self, value: Any) -> bool:
+        """Whether a value is a function, or a partial of one, that is an activation."""
+        return callable(value) and self.callable(value) is not None
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether a value is an activation in itself: a function, a partial of one, or a module class."""
+        if isinstance(value, type):
+            return recognised_class(value, self) is not None
+        return self.is_callable(value)
 
     def callable(self, value: Any) -> Match[Any] | None:
         """What a stored function or partial is, or None."""
@@ -159,12 +180,12 @@ class Tables:
             return Match(module.activation, params, module.inplace, callee=type(module))
         if "forward" in vars(module):
             return None
-        for cls in type(module).__mro__:
-            if cls in self.foreign:
-                return Match(self.foreign[cls], {}, bool(getattr(module, "inplace", False)), callee=type(module))
-            if cls in self.classes and getattr(type(module), "forward", None) is getattr(cls, "forward", MISSING):
-                return self._instance(module, self.classes[cls])
-        return None
+        cls = recognised_class(type(module), self)
+        if cls is None:
+            return None
+        if cls in self.foreign:
+            return Match(self.foreign[cls], {}, bool(getattr(module, "inplace", False)), callee=type(module))
+        return self._instance(module, self.classes[cls])
 
     @staticmethod
     def _instance(module: nn.Module, patterns: Sequence[Pattern]) -> Match[Any] | None:
@@ -176,12 +197,27 @@ class Tables:
         return None
 
 
+def recognised_class(cls: type, tables: Tables) -> type | None:
+    """The class in the tables whose forward a class keeps, or None."""
+    for base in cls.__mro__:
+        if base in tables.foreign:
+            return base
+        if base in tables.classes and getattr(cls, "forward", None) is getattr(base, "forward", MISSING):
+            return base
+    return None
+
+
 def stateless(module: nn.Module) -> bool:
     """Whether a module has neither parameters nor buffers nor a behaviour that depends on `training`."""
     if isinstance(module, ActivationModule) and any(p.mode for p in module.activation.parameters):
         return False
     tensors = [*module.parameters(), *module.buffers()]
     return not tensors
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers that get their shape at the first forward."""
+    return any(nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
 
 
 def defaulted(activation: Activation, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,11 +29,14 @@ class CallEdit:
         slot: the attribute to call instead.
         argument: which part of the call carries the tensor: a positional index, a keyword, or -1 for the object whose
             method is called.
+        guard: where what is called is picked at run time, the test by which it is the activation; the call then
+            becomes `self.<slot>(<argument>) if <guard> else <call>`.
     """
 
     position: Position
     slot: str
     argument: int | str
+    guard: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,13 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(edit, CallEdit):
             return node
         slot = self._attribute(edit, edit.slot, node)
-        return ast.copy_location(ast.Call(slot, [tensor(node, edit.argument)], []), node)
+        call = ast.copy_location(ast.Call(slot, [tensor(node, edit.argument)], []), node)
+        if edit.guard is None:
+            return call
+        test = ast.parse(edit.guard, mode="eval").body
+        for part in ast.walk(test):
+            ast.copy_location(part, node)
+        return ast.copy_location(ast.IfExp(test, call, copy.deepcopy(node)), node)
 
     def _reference(self, node: ast.expr) -> ast.AST:
         edit = self.edits.get(Position.of(node))
@@ -175,6 +184,9 @@ def edited_text(method: Method, edits: Iterable[Edit], helper: bool = False) -> 
                 kept = span(Position.of(tensor(nodes[edit.position], edit.argument)))
                 within = [e for e in inside if kept[0] <= span(e.position)[0] and span(e.position)[1] <= kept[1]]
                 new = f"{owner}.{edit.slot}(".encode() + render(*kept, within) + b")"
+                if edit.guard is not None:
+                    others = [e for e in inside if e is not edit and first <= span(e.position)[0] < last]
+                    new = b"(" + new + f" if {edit.guard} else ".encode() + render(first, last, others) + b")"
             else:
                 new = f"{owner}.{edit.name}".encode()
             result += text[at:first] + new

@@ -34,17 +34,44 @@ def detached(model: nn.Module) -> State:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back, on exit, the random state, every training flag and every plain attribute of the model."""
+    """Put back, on exit, the random state, every training flag and every plain attribute of the model.
+
+    Parts that are compiled run as they are written: a trace of them would not see what observes the run.
+    """
     modules = list(model.modules())
     devices = {t.device for t in model.parameters() if t.device.type == "cuda" and not isinstance(t, FakeTensor)}
-    with attributes_kept(modules), torch.random.fork_rng(devices=sorted(devices, key=str)):
+    eager = torch.compiler.set_stance("force_eager")
+    with attributes_kept(modules), torch.random.fork_rng(devices=sorted(devices, key=str)), eager:
         yield
+
+
+@contextlib.contextmanager
+def substituted(model: nn.Module, state: State) -> Iterator[None]:
+    """Have other parameters and buffers in a model for a while.
+
+    A backward that computes parts of the forward again, as a checkpoint does, belongs inside: outside it would run on
+    the model's own buffers, and update them.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    others = {id(tensor): state[name] for name, tensor in named if name in state}
+    before: list[tuple[dict[str, Any], str, Tensor]] = []
+    for module in model.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        before += [(t, key, own) for t in tables for key, own in t.items() if own is not None and id(own) in others]
+    try:
+        for table, key, own in before:
+            table[key] = others[id(own)]
+        yield
+    finally:
+        for table, key, own in before:
+            table[key] = own
 
 
 def call(model: nn.Module, state: State, example_inputs: Inputs) -> Any:
     """Run a model with other parameters and buffers."""
     args, kwargs = arguments(example_inputs)
-    return torch.func.functional_call(model, state, args, kwargs)
+    with substituted(model, state):
+        return model(*args, **kwargs)
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
+import enum
 import sys
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
+import torch
 from torch import nn
 
 from actswap.patterns import MISSING
 from actswap.source import Method, filled
 
 _LOCAL: Any = object()
-
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 NOT_FOLLOWED = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "actswap"}
 
@@ -32,11 +35,17 @@ class Chain:
     names: tuple[str, ...]
 
 
-def chain_of(expression: ast.expr, owner: str | None) -> Chain | None:
-    """The chain that an expression is, if it starts at the owner."""
+def chain_of(expression: ast.expr, owner: str | None, within: str = "") -> Chain | None:
+    """The chain that an expression is, if it starts at the owner.
+
+    Args:
+        within: the name of the class in whose body the expression stands, of which private names take a part.
+    """
     names: list[str] = []
     while isinstance(expression, ast.Attribute):
-        names.insert(0, expression.attr)
+        name = expression.attr
+        private = name.startswith("__") and not name.endswith("__") and within.strip("_")
+        names.insert(0, f"_{within.lstrip('_')}{name}" if private else name)
         expression = expression.value
     if names and isinstance(expression, ast.Name) and expression.id == owner:
         return Chain(tuple(names))
@@ -63,8 +72,8 @@ def read(owner: nn.Module, chain: Chain) -> Any:
 class Scope:
     """What names mean inside a method: objects for globals, closures, built-ins and imports; unknown for locals."""
 
-    def __init__(self, method: Method) -> None:
-        self.function = method.function
+    def __init__(self, method: Method, owner: str | None = None, within: str = "") -> None:
+        self.function, self.owner, self.within = method.function, owner, within
         self.frames: list[dict[str, Any]] = [bindings(method.node)]
         code = method.function.__code__
         cells = zip(code.co_freevars, method.function.__closure__ or (), strict=True)
@@ -76,8 +85,10 @@ class Scope:
             return self._name(expression.id)
         if isinstance(expression, ast.Attribute):
             base = self.resolve(expression.value)
-            if isinstance(base, (ModuleType, type)):
+            if isinstance(base, (ModuleType, type, torch._ops.OpOverloadPacket)):
                 return getattr(base, expression.attr, MISSING)
+            if isinstance(base, enum.Enum) and expression.attr == "value":
+                return base.value
         return MISSING
 
     def _name(self, name: str) -> Any:
@@ -86,12 +97,28 @@ class Scope:
                 value = frame[name]
                 if isinstance(value, ast.expr):  # bound once, to an expression: follow it
                     frame[name] = _LOCAL  # a name bound to itself ends here
-                    value = self.resolve(value)
-                    frame[name] = value
+                    resolved = self.resolve(value)
+                    frame[name] = value if resolved is MISSING else resolved
+                    value = resolved
                 return MISSING if value is _LOCAL else value
         if name in self.closure:
             return self.closure[name]
         return self.function.__globals__.get(name, getattr(builtins, name, MISSING))
+
+    def chain(self, expression: ast.expr) -> Chain | None:
+        """The attribute of the owner that an expression is, or None."""
+        return chain_of(expression, self.owner, self.within)
+
+    def binding(self, name: str) -> ast.expr | None:
+        """The expression that a local name is bound to, where that happens once and its value is not known."""
+        value = next((frame[name] for frame in reversed(self.frames) if name in frame), None)
+        return value if isinstance(value, ast.expr) else None
+
+    def here(self) -> Scope:
+        """This scope as it is now; it changes while a visit goes through nested functions."""
+        scope = copy.copy(self)
+        scope.frames = list(self.frames)
+        return scope
 
 
 def bindings(node: ast.AST) -> dict[str, Any]:
@@ -110,28 +137,36 @@ def bindings(node: ast.AST) -> dict[str, Any]:
                     bind(inner.id, _LOCAL)
 
     def visit(inner: ast.AST) -> None:
+        once = isinstance(inner, ast.AnnAssign) or (isinstance(inner, ast.Assign) and len(inner.targets) == 1)
         if isinstance(inner, (ast.Import, ast.ImportFrom)):
             for alias in inner.names:
                 bind(alias.asname or alias.name.partition(".")[0], _imported(inner, alias))
-        elif isinstance(inner, ast.Assign) and len(inner.targets) == 1:
-            targets(inner.targets[0], inner.value)
-        elif isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            bind(inner.name, _LOCAL)
+        elif isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *_SCOPES)):
+            if isinstance(inner, ast.stmt):
+                bind(inner.name, _LOCAL)
+            for deeper in ast.walk(inner):
+                if isinstance(deeper, ast.Nonlocal):
+                    found.update(dict.fromkeys(deeper.names, _LOCAL))
+                elif isinstance(deeper, ast.NamedExpr) and isinstance(inner, _SCOPES):
+                    bind(deeper.target.id, _LOCAL)
             return
-        elif isinstance(inner, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            pass
+        elif isinstance(inner, (ast.Global, ast.Nonlocal)):
+            outer.update(inner.names)
         elif isinstance(inner, ast.Name) and isinstance(inner.ctx, (ast.Store, ast.Del)):
             bind(inner.id, _LOCAL)
-        elif isinstance(inner, ast.ExceptHandler) and inner.name:
+        elif isinstance(inner, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and inner.name:
             bind(inner.name, _LOCAL)
-        if isinstance(inner, ast.Assign) and len(inner.targets) == 1:
-            visit(inner.value)
-            return
-        if isinstance(inner, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            return
-        for child in ast.iter_child_nodes(inner):
-            visit(child)
+        elif isinstance(inner, ast.MatchMapping) and inner.rest:
+            bind(inner.rest, _LOCAL)
+        if once and inner.value is not None:  # type: ignore[attr-defined]
+            target = inner.target if isinstance(inner, ast.AnnAssign) else inner.targets[0]  # type: ignore[attr-defined]
+            targets(target, inner.value)  # type: ignore[attr-defined]
+            visit(inner.value)  # type: ignore[attr-defined]
+        elif not once:
+            for child in ast.iter_child_nodes(inner):
+                visit(child)
 
+    outer: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         spec = node.args
         optional = [a for a in (spec.vararg, spec.kwarg) if a is not None]
@@ -142,7 +177,7 @@ def bindings(node: ast.AST) -> dict[str, Any]:
     else:
         for generator in node.generators:  # type: ignore[attr-defined]
             targets(generator.target, _LOCAL)
-    return found
+    return found | dict.fromkeys(outer, _LOCAL)
 
 
 def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import operator
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,10 +34,41 @@ class ModulePlace:
 
 @dataclass(frozen=True)
 class AttributePlace:
-    """A callable, or a class's module, kept in a plain attribute of the owner or of its class."""
+    """A callable or a module kept in a plain attribute of the owner or of its class, or in a container there.
+
+    Args:
+        keys: of the containers, from the attribute's value to the callable.
+    """
 
     name: str
     on_class: bool = False
+    keys: tuple[Any, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Its name under the owner."""
+        return ".".join([self.name, *map(str, self.keys)])
+
+    def read(self, owner: nn.Module) -> Any:
+        """What is there now."""
+        return functools.reduce(operator.getitem, self.keys, getattr(owner, self.name))
+
+    def holding(self, holder: Any, value: Any) -> Any:
+        """The attribute's value with another in this place: its containers on the way are copied, not changed."""
+        return _with_item(holder, self.keys, value)
+
+
+def _with_item(container: Any, keys: tuple[Any, ...], value: Any) -> Any:
+    if not keys:
+        return value
+    key, *rest = keys
+    item = _with_item(container[key], tuple(rest), value)
+    if isinstance(container, tuple):
+        items = (*container[:key], item, *container[key + 1 :])
+        return type(container)._make(items) if hasattr(container, "_make") else items
+    changed = copy.copy(container)
+    changed[key] = item
+    return changed
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,13 @@ def _compiled(text: str, start: int, filename: str, flags: int) -> list[tuple[tu
     return list(_walk(compile_statement(statement, text, filename, flags)))
 
 
+@functools.lru_cache(maxsize=1024)
+def _functions(text: str, start: int) -> list[FunctionNode]:
+    """Every function in one top-level statement."""
+    statement = next(s for s in _parse(text).body if _start(s) == start)
+    return [node for node in ast.walk(statement) if isinstance(node, FunctionNode)]
+
+
 def verify(function: FunctionType) -> Method:
     """The function's syntax tree, once its source is proven to be what runs.
 
@@ -162,21 +169,20 @@ def verify(function: FunctionType) -> Method:
     if len(routes) != 1:
         what = "does not compile to what runs" if not routes else "stands there more than once"
         raise Unverified(f"source differs: {function.__qualname__} at {code.co_filename}:{line} {what}")
-    nodes = [node for node in ast.walk(statement) if _is_node_of(node, code)]
+    nodes = [node for node in _functions(text, _start(statement)) if _is_node_of(node, code)]
     if len(nodes) != 1:
         raise Unverified(f"source differs: {function.__qualname__} at {code.co_filename}:{line} is ambiguous")
     (node,) = nodes
-    assert isinstance(node, FunctionNode)
     return Method(function, node, statement, routes[0], text)
 
 
-def _is_node_of(node: ast.AST, code: CodeType) -> bool:
+def _is_node_of(node: FunctionNode, code: CodeType) -> bool:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return node.name == code.co_name and _start(node) == code.co_firstlineno
-    if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-        # several may start in one line; what one returns stands where its body stands
-        return node.lineno == code.co_firstlineno and tuple(Position.of(node.body)) in set(code.co_positions())
-    return False
+    if code.co_name != "<lambda>" or node.lineno != code.co_firstlineno:
+        return False
+    # several may start in one line; what one returns stands where its body stands
+    return tuple(Position.of(node.body)) in set(code.co_positions())
 
 
 def self_name(node: FunctionNode) -> str | None:

@@ -67,7 +67,7 @@ def _facts(tensor: Tensor) -> dict[str, Any]:
         "dtype": tensor.dtype,
         "requires_grad": tensor.requires_grad,
         "memory": None if fake or lazy else tensor.data_ptr(),
-        "version": None if tensor.is_inference() else tensor._version,
+        "version": None if lazy or tensor.is_inference() else tensor._version,
         "gradient": id(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None,
     }
 

@@ -16,6 +16,7 @@ from actswap.audit import Op
 from actswap.classes import MethodEdit, differs_only_at
 from actswap.edits import Edit, Entry, Rewrite, hooks
 from actswap.nn import ActivationModule
+from actswap.recognize import is_lazy
 from actswap.replacement import Slot
 from actswap.report import Line, Report, counted
 from actswap.rewriting import CallEdit
@@ -34,6 +35,7 @@ class Baseline:
     values: dict[str, Values] = field(default_factory=dict)
     noise: dict[str, dict[str, float]] = field(default_factory=dict)
     stream: list[Op] | str = "no example inputs were given"
+    why_not_run: str = "give example_inputs to compare outputs and gradients"
 
 
 def before(model: nn.Module, example_inputs: Inputs | None, flags: Sequence[Entry]) -> Baseline:
@@ -49,6 +51,9 @@ def before(model: nn.Module, example_inputs: Inputs | None, flags: Sequence[Entr
     baseline = Baseline(Structure.of(model), example_inputs)
     if example_inputs is None:
         return baseline
+    if is_lazy(model):
+        lazy = "its lazy parameters get their shape at the first forward, which would change the model"
+        return Baseline(baseline.structure, None, why_not_run=lazy)
     with contextlib.ExitStack() as stack:
         for flag in flags:
             stack.enter_context(flag.held())
@@ -110,7 +115,7 @@ def after(
         else:
             lines.append(Line("values", "note", "not compared: the model holds no values (meta or fake tensors)"))
     else:
-        lines.append(Line("values", "note", "not run: give example_inputs to compare outputs and gradients"))
+        lines.append(Line("values", "note", f"not run: {baseline.why_not_run}"))
     lines.append(_reversal(edits))
     return Report(title, tuple(lines))
 

@@ -46,10 +46,12 @@ def run(model: nn.Module, example_inputs: Inputs, training: bool | None, gradien
         state = running.detached(model)
         leaves = {f"gradient of {name}": tensor for name, tensor in state.items() if tensor.requires_grad}
         given = pytree.tree_map(lambda v: _leaf(v, gradients, leaves), example_inputs)
-        outputs = running.tensors(running.call(model, state, given))
-        values = Values([output.detach().clone() for output in outputs])
-        if gradients:
-            _differentiate(outputs, leaves, values)
+        with running.substituted(model, state):
+            args, kwargs = running.arguments(given)
+            outputs = running.tensors(model(*args, **kwargs))
+            values = Values([output.detach().clone() for output in outputs])
+            if gradients:
+                _differentiate(outputs, leaves, values)
     return values
 
 

@@ -171,23 +171,28 @@ def test_where_self_is_not_the_owner_the_site_is_blocked(cls):
 
 class ByReference(nn.Module):
     def forward(self, x):
-        pick = {"a": F.relu}
-        return pick["a"](x)
+        pick = [F.relu]
+        return functools.reduce(lambda h, f: f(h), pick, x)
 
 
 def test_an_activation_passed_on_as_a_value_is_blocked():
     (site,) = actswap.find(ByReference(), "relu")
-    assert "passed on as a value" in site.blocked
+    assert site.blocked == "pick holds it, and what is taken from there is not known"
 
 
 class ByDefault(nn.Module):
-    def forward(self, x, act=F.relu, *, other=torch.relu):
-        return act(x) + other(x)
+    def forward(self, x, act=F.relu, *, other=torch.relu, third=torch.relu):
+        return act(x) + other(x) + sum(map(third, x))
 
 
-def test_an_activation_as_a_default_argument_is_blocked():
-    sites = actswap.find(ByDefault(), "relu")
-    assert [site.blocked for site in sites] == ["F.relu is a default argument", "torch.relu is a default argument"]
+def test_a_default_argument_is_swapped_where_it_is_called_and_compared_first():
+    model, x = ByDefault(), torch.linspace(-1, 1, 5)
+    sites = actswap.find(model, "relu")
+    assert [site.blocked for site in sites] == [None, None, "third is torch.relu by default, and not simply called"]
+    actswap.replace(model, "relu", "silu", exclude=sites[2].path, example_inputs=x)
+    assert torch.equal(model(x), F.silu(x) + F.silu(x) + F.relu(x).sum())
+    assert torch.equal(model(x, act=torch.tanh, other=torch.sin), torch.tanh(x) + torch.sin(x) + F.relu(x).sum())
+    assert "(self.relu(x) if act is F.relu else act(x))" in actswap.diff(model)
 
 
 class Lambdas(nn.Module):
@@ -209,7 +214,7 @@ def test_activations_in_stored_functions_are_blocked_sites():
     sites = actswap.find(Lambdas(), "relu")
     assert [site.blocked for site in sites] == [
         "it stands in the function kept in the attribute act",
-        "it stands in the function kept in the attribute other",
+        "it stands in the function kept in the attribute other.func",
     ]
     with pytest.raises(actswap.BlockedSiteError, match="kept in the attribute act"):
         actswap.replace(Lambdas(), "relu", "silu")
@@ -333,3 +338,77 @@ def test_compiled_blocks_share_one_class():
     blocks = nn.Sequential(*(Owner() for _ in range(12)))
     actswap.replace(blocks, "relu", "softplus")
     assert len({type(block) for block in blocks}) == 1
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return F.relu(self.first(x))
+
+
+def test_lazy_neighbours_are_not_run_before_the_user_runs_them():
+    model, x = Lazy(), torch.ones(2, 5)
+    actswap.replace(model, "relu", "softplus", example_inputs=x)
+    assert nn.parameter.is_lazy(model.first.weight)
+    assert "lazy parameters" in actswap.history(model)[-1].report["values"].detail
+    assert torch.equal(model(x), F.softplus(model.first(x)))
+    actswap.restore(model)
+    assert type(model) is Lazy
+    assert torch.equal(model(x), F.relu(model.first(x)))
+
+
+class Becoming(nn.modules.lazy.LazyModuleMixin, Owner):
+    cls_to_become = Owner
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.UninitializedParameter()
+
+    def initialize_parameters(self, x):
+        self.weight.materialize((3,))
+        nn.init.ones_(self.weight)
+
+
+def test_a_class_that_changes_at_the_first_forward_is_refused_until_then():
+    model, x = Becoming(), torch.ones(2, 3)
+    with pytest.raises(actswap.BlockedSiteError, match="run the model once before"):
+        actswap.replace(model, "relu", "softplus")
+    model(x)
+    actswap.replace(model, "relu", "softplus", example_inputs=x)
+    assert torch.equal(model(x), F.softplus(model.first(x)))
+
+
+def test_models_on_meta_are_filled_later():
+    with torch.device("meta"):
+        model = nn.Sequential(Owner(), nn.ReLU())
+    actswap.replace(model, "relu", "prelu")
+    assert all(p.is_meta for p in model.parameters())
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.25)
+    x = torch.linspace(-1, 1, 6).reshape(2, 3)
+    inner = F.prelu(model[0].first(x) * 0.25, torch.tensor([0.25]))
+    assert torch.equal(model(x), F.prelu(inner, torch.tensor([0.25])))
+    actswap.restore(model)
+    assert torch.equal(model(x), F.relu(F.relu(model[0].first(x) * 0.25)))
+
+
+compiled = torch.compile(lambda x: F.relu(x), backend="eager")
+
+
+class LowLevel(nn.Module):
+    def forward(self, x):
+        return compiled(torch.ops.aten.relu(x - 0.5) + torch.ops.aten.relu.default(x) - 1)
+
+
+def test_operators_of_aten_and_a_compiled_helper():
+    model, x = LowLevel(), torch.linspace(-1, 2, 7)
+    actswap.replace(model, "relu", "silu", example_inputs=x)
+    assert actswap.history(model)[-1].report["surgery, op stream"].data["sites"] == 3
+    assert torch.equal(model(x), F.silu(F.silu(x - 0.5) + F.silu(x) - 1))
+    actswap.restore(model)
+    assert torch.equal(model(x), F.relu(F.relu(x - 0.5) + F.relu(x) - 1))

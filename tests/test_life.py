@@ -12,13 +12,14 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from forms import ByName, ByTable, ListOfModules, OptionalAct
 from models import Aliased, Chain, DeepHelped, Functional, Head, Plain, Spellings, Stored, example
 from torch import nn
 
 import actswap
 
 pytestmark = pytest.mark.filterwarnings("ignore::actswap.RoleWarning")
-SOME = [Plain, Functional, Head, Spellings, Stored, Chain, Aliased]
+SOME = [ListOfModules, ByName, ByTable, OptionalAct, Plain, Functional, Head, Spellings, Stored, Chain, Aliased]
 some = pytest.mark.parametrize("cls", SOME, ids=lambda cls: cls.__name__)
 
 

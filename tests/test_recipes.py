@@ -342,3 +342,22 @@ def test_eject_keeps_in_place_what_others_see():
     with pytest.warns(actswap.EjectWarning, match="act: torch.nn has no Softplus like this"):
         actswap.eject(model)
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_containers_are_named_by_path_in_recipes_and_stay_in_eject():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.acts = nn.Linear(6, 6), {"a": [nn.ReLU(), F.relu]}
+
+        def forward(self, x):
+            for act in self.acts["a"]:
+                x = self.linear(act(x))
+            return x
+
+    model = actswap.replace(Listed(), "relu", "softplus")
+    recipe = actswap.recipe(model)
+    assert recipe.steps[0].changes[0].sites == {"acts.a.0": "relu", "acts.a.1": "relu"}
+    assert actswap.recipe(recipe.apply(Listed())) == recipe
+    with pytest.warns(actswap.EjectWarning, match=r"acts\.a\.0: it is kept in a container"):
+        actswap.eject(model)

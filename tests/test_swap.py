@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from interception import Answering, outputs_and_gradients
 from models import MODELS, Aliased, Clamp, Custom, Functional, Head, Helped, MyReLU, Plain, Stored, example, helper
+from snapshots import assert_same, equal, snapshot
 from torch import nn
 
 import actswap
@@ -18,35 +19,6 @@ from actswap import edits
 # Many of these tiny models end in an activation, where another range is worth a warning; two tests look at those.
 pytestmark = pytest.mark.filterwarnings("ignore::actswap.RoleWarning")
 each_model = pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
-
-
-def snapshot(model):
-    """Everything a swap must leave alone, by identity."""
-    return {
-        path: (
-            type(module),
-            {k: v for k, v in vars(module).items() if not k.startswith("_")},
-            dict(module._modules),
-            dict(module._parameters),
-            dict(module._buffers),
-            {name: (id(vars(module)[name]), dict(vars(module)[name])) for name in edits.hooks(module)},
-            module.training,
-        )
-        for path, module in model.named_modules(remove_duplicate=False)
-    } | {"bits": [t.clone() for t in model.state_dict().values()], "versions": [p._version for p in model.parameters()]}
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        if key == "bits":
-            assert all(torch.equal(x, y) for x, y in zip(a[key], b[key], strict=True))
-        else:
-            assert a[key] == b[key], key
-
-
-def equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @each_model
@@ -397,6 +369,41 @@ def test_fused_transformer_layers_take_the_new_activation():
         torch.testing.assert_close(layer(x), layer.train()(x))
     actswap.restore(layer)
     assert layer.activation is F.relu and layer.activation_relu_or_gelu == 1
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_with_a_padding_mask_makes_no_nested_tensors():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    before = snapshot(encoder)
+    with Answering(F.softplus):
+        expected = encoder(x, src_key_padding_mask=mask)
+    actswap.replace(encoder, "relu", "softplus", example_inputs={"src": x, "src_key_padding_mask": mask})
+    with torch.no_grad():
+        assert torch.equal(encoder(x, src_key_padding_mask=mask), expected)
+    actswap.restore(encoder)
+    assert_same(before, snapshot(encoder))
+    with torch.no_grad():
+        assert not encoder(x, src_key_padding_mask=mask)[1, 3:].any()  # the fused kernel leaves padding at zero
+
+
+@pytest.mark.parametrize("activation", [F.relu, nn.ReLU(), "relu"])
+def test_decoders_and_whole_transformers(activation):
+    x = torch.randn(2, 3, 8)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True, dropout=0.0, activation=activation).eval()
+    before, expected = snapshot(model), model(x, x)
+    with Answering(F.softplus):
+        wanted = model(x, x)
+    actswap.replace(model, "relu", "relu", example_inputs=(x, x))
+    actswap.replace(model, "relu", "softplus", example_inputs=(x, x))
+    assert not torch.allclose(wanted, expected)
+    for gradients in (True, False):  # attention has kernels of its own, with other rounding
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(model(x, x), wanted)
+    actswap.restore(model)
+    assert_same(before, snapshot(model))
+    assert torch.equal(model(x, x), expected)
 
 
 def test_graph_modules_are_rewritten_on_their_graph():
