@@ -102,6 +102,8 @@ class State:
         kernel: `kernel(grad_output, saved, **params)`: ATen's fused `grad_output * f'(x)`, where there is one. With
             learnable parameters it returns a tuple: that product, then one per learnable parameter, all of the
             input's shape, in differentiable operations.
+        twice: whether ATen differentiates `kernel` itself and saves no more for that than `saved` and what its double
+            backward reads of `grad_output`: then double backward is PyTorch's own, bit for bit.
         batched: whether `kernel` may run under vmap: PyTorch has batching rules for its operations, and it changes
             nothing in place. Otherwise vmap takes the product with the derivative.
         allowed: whether these parameter values (a mapping) permit this state; None when all do.
@@ -116,11 +118,24 @@ class State:
     derivative: Formula
     second: Formula
     kernel: Callable[..., Any] | None = None
+    twice: bool = False
     batched: bool = True
     allowed: Callable[[Mapping[str, Any]], bool] | None = None
     needs: str = ""
     bound: float = 0.0
     forward: Callable[..., tuple[Tensor, Tensor]] | None = None
+    slopes: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """`derivative` and `second` together, where they share work: double backward takes both from here."""
+
+    @classmethod
+    def joint(cls, slopes: Callable[..., tuple[Tensor, Tensor]], **rest: Any) -> State:
+        """A state whose two derivatives come from one formula."""
+        return cls(
+            lambda *args, **params: slopes(*args, **params)[0],
+            lambda *args, **params: slopes(*args, **params)[1],
+            slopes=slopes,
+            **rest,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

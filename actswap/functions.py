@@ -1,7 +1,9 @@
 """The `autograd.Function`s of one activation and saved state, made from its formulas.
 
 Each Function has its own second Function as backward when a graph is wanted, so that double backward is exact and
-saves only the incoming gradient and the same saved tensor. Third order is autograd of the formula for the second.
+saves only the incoming gradient and the same saved tensor; where the second derivative is 0, not even the gradient.
+Third order is autograd of the formula for the second. Where ATen's backward kernel has a derivative of its own that
+saves as little, the kernel itself is that second Function.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import Function, forward_ad
 
 from actswap.activation import HALF, Activation, Formula, State, wide
+from actswap.piecewise import flat
 
 transforming = torch._C._are_functorch_transforms_active
 
@@ -57,25 +60,37 @@ def make_backward(activation: Activation, state: State) -> Callable[..., Tensor]
     if activation.surrogate:  # not linear in g, so there is no f'; its own operations are differentiable
         return kernel
     slope, second, name = state.derivative, state.second, f"{activation.class_name}Backward"
+    slopes, straight, tail = state.slopes, second is flat, (None,) * len(activation.names)
 
     def bend(gg: Tensor, g: Tensor, saved: Tensor, values: tuple[Any, ...]) -> Tensor:
         if saved.dtype in HALF:
             return (gg.float() * g.float() * second(saved.float(), *values)).to(saved.dtype)
-        return gg * g * second(saved, *values)
+        if torch.is_grad_enabled() or transforming():
+            return gg * g * second(saved, *values)
+        return (gg * g).mul_(second(saved, *values))  # one tensor fewer
+
+    def both(gg: Tensor, g: Tensor, saved: Tensor, values: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        one, two = slopes(wide(saved), *values)  # type: ignore[misc]
+        return (wide(gg) * one).to(saved.dtype), (wide(gg) * wide(g) * two).to(saved.dtype)
 
     class Eager(Function):
         @staticmethod
         def forward(ctx: Any, g: Tensor, saved: Tensor, *values: Any) -> Tensor:
-            ctx.save_for_backward(g, saved)
+            ctx.save_for_backward(saved, None if straight else g)
             ctx.values = values
             return kernel(g, saved, *values)
 
         @staticmethod
         def backward(ctx: Any, gg: Tensor) -> Any:
-            g, saved = ctx.saved_tensors
-            again = differentiable if torch.is_grad_enabled() else kernel
-            through = bend(gg, g, saved, ctx.values) if ctx.needs_input_grad[1] else None
-            return again(gg, saved, *ctx.values), through, *[None] * len(ctx.values)
+            saved, g = ctx.saved_tensors
+            if slopes is not None and not torch.is_grad_enabled():
+                return *both(gg, g, saved, ctx.values), *tail
+            first = through = None
+            if ctx.needs_input_grad[0]:
+                first = (differentiable if torch.is_grad_enabled() else kernel)(gg, saved, *ctx.values)
+            if ctx.needs_input_grad[1]:
+                through = torch.zeros_like(gg) if straight else bend(gg, g, saved, ctx.values)
+            return first, through, *tail
 
     class Transformed(Function):
         generate_vmap_rule = True
@@ -100,6 +115,8 @@ def make_backward(activation: Activation, state: State) -> Callable[..., Tensor]
     def differentiable(g: Tensor, saved: Tensor, *values: Any) -> Tensor:
         if forward_mode():
             return product(g, slope, saved, *values)
+        if state.twice:
+            return kernel(g, saved, *values)
         form = transformed if transforming() else eager
         y: Tensor = form.apply(g, saved, *values)
         return y

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actswap.activation import HALF, Activation, Parameter, State, own
-from actswap.piecewise import aten, unless
+from actswap.piecewise import aten
 from actswap.smooth import PHI, logistic, tails
 
 SILU_LOW, GELU_LOW = -0.27846454276107380, -0.16997120747990369
@@ -27,10 +27,16 @@ def swish_slope(x: Tensor, beta: Any) -> Tensor:
 
 
 def swish_bend(x: Tensor, beta: Any) -> Tensor:
-    """The second derivative of x sigmoid(beta x)."""
-    gate = torch.sigmoid(beta * x)
-    bend: Tensor = beta * gate * torch.sigmoid(-beta * x) * (2 + beta * x * (1 - 2 * gate))
+    """The second derivative of x sigmoid(beta x), which is silu(beta x) / beta."""
+    bend: Tensor = silu_bend(beta * x) * beta
     return bend
+
+
+def silu_bend(x: Tensor) -> Tensor:
+    """The second derivative of silu, s c (2 + x (c - s)) with s = sigmoid(x), c = 1 - s; 0 beyond ±1000."""
+    x = x.clamp(-1000, 1000)
+    s, c = torch.sigmoid(x), torch.sigmoid(-x)
+    return s * c * (x * (c - s) + 2)
 
 
 silu = Activation(
@@ -40,7 +46,7 @@ silu = Activation(
     states={
         "input": State(
             derivative=lambda x: swish_slope(x, 1.0),
-            second=lambda x: swish_bend(x, 1.0),
+            second=lambda x: silu_bend(x),
             kernel=lambda g, x: aten.silu_backward.default(g, x),
         ),
     }, low=lambda p: SILU_LOW, monotonic=False,
@@ -75,9 +81,8 @@ mish = Activation(
     source="ATen, mish_backward; Misra 2019, arXiv:1908.08681",
     forward=F.mish, forward_=lambda x: F.mish(x, inplace=True),
     states={
-        "input": State(
-            derivative=lambda x: mish_parts(x)[0] + x * mish_parts(x)[1] * mish_parts(x)[2],
-            second=lambda x: mish_bend(x, *mish_parts(x)),
+        "input": State.joint(
+            lambda x: mish_slopes(x),
             kernel=lambda g, x: aten.mish_backward.default(g, x),
             batched=False,
         ),
@@ -86,15 +91,19 @@ mish = Activation(
 )  # fmt: skip
 
 
-def mish_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """With t = tanh(softplus(x)): t, 1 - t^2, and the sigmoid, which is softplus'."""
-    t = torch.tanh(F.softplus(x))
-    return t, 1 - t * t, torch.sigmoid(x)
+def mish_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """First and second derivative of mish, t + x p and p (2 + x (1 - s - 2 t s)), from one exponential e = exp(x).
 
-
-def mish_bend(x: Tensor, t: Tensor, slope: Tensor, gate: Tensor) -> Tensor:
-    """The second derivative of mish from its parts."""
-    return slope * gate * (2 + tails(x) * ((1 - gate) - 2 * t * gate))
+    t = tanh(softplus(x)) is n / (n + 2) with n = e (e + 2), s = e / (e + 1) is the sigmoid, and p = s (1 - t^2) is
+    4 e (e + 1) / (n + 2)^2, without a difference. Above 40, t and s are 1 in float64 too, and n is finite in float32;
+    exp(-1000) is 0.
+    """
+    x = x.clamp(-1000, 40)
+    e = torch.exp(x)
+    n, c = e * (e + 2), 1 / (e + 1)
+    d = 1 / (n + 2)
+    t, p = n * d, e * (e + 1) * d * d * 4
+    return t + x * p, p * (x * c * (1 - 2 * t * e) + 2)
 
 
 gelu = Activation(
@@ -119,8 +128,8 @@ def gelu_slope(x: Tensor) -> Tensor:
 
 def gelu_bend(x: Tensor) -> Tensor:
     """The second derivative of gelu."""
-    square = tails(x) ** 2
-    return PHI * torch.exp(-square / 2) * (2 - square)
+    square = torch.square(tails(x))
+    return torch.exp(square * -0.5) * (2 * PHI - PHI * square)
 
 
 gelu_tanh = Activation(
@@ -129,9 +138,8 @@ gelu_tanh = Activation(
     source="ATen, gelu_backward with approximate='tanh'",
     forward=lambda x: F.gelu(x, approximate="tanh"), forward_=lambda x: aten.gelu_.default(x, approximate="tanh"),
     states={
-        "input": State(
-            derivative=lambda x: gelu_tanh_slopes(x)[0],
-            second=lambda x: gelu_tanh_slopes(x)[1],
+        "input": State.joint(
+            lambda x: gelu_tanh_slopes(x),
             kernel=lambda g, x: aten.gelu_backward.default(g, x, approximate="tanh"),
         ),
     }, low=lambda p: -0.17004075057125412, monotonic=False,
@@ -140,11 +148,12 @@ gelu_tanh = Activation(
 
 
 def gelu_tanh_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """First and second derivative of gelu_tanh, written with u(x) inside the tanh."""
-    x, k, a = tails(x), math.sqrt(2 / math.pi), 0.044715
-    t, u1, u2 = torch.tanh(k * (x + a * x**3)), k * (1 + 3 * a * x**2), 6 * k * a * x
-    bell = 1 - t * t
-    return 0.5 * (1 + t) + 0.5 * x * bell * u1, bell * (u1 + 0.5 * x * (u2 - 2 * t * u1**2))
+    """First and second derivative of gelu_tanh, which is x sigmoid(u(x)), with s = sigmoid(u) and c = 1 - s."""
+    x, k, a = tails(x), math.sqrt(8 / math.pi), 0.044715
+    square = x * x
+    u, u1, u2 = k * x * (1 + a * square), k * (1 + 3 * a * square), 6 * k * a * x
+    s, c = torch.sigmoid(u), torch.sigmoid(-u)
+    return s + x * s * c * u1, s * c * (2 * u1 + x * (u2 + (c - s) * u1 * u1))
 
 
 def exact_gelu(x: Tensor) -> Tensor:
@@ -154,7 +163,8 @@ def exact_gelu(x: Tensor) -> Tensor:
 
 def inside(x: Tensor, low: float, high: float) -> Tensor:
     """1 where gelu is between the bounds."""
-    return unless((exact_gelu(x) <= low) | (exact_gelu(x) >= high), x)
+    within: Tensor = aten.hardtanh_backward.default(torch.ones_like(x), exact_gelu(x), low, high)
+    return within
 
 
 def gelu_crossings(p: Any) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ def unless(condition: Tensor, like: Tensor) -> Tensor:
     return (~condition).to(like.dtype)
 
 
-RELU = State(lambda s: unless(s <= 0, s), flat, lambda g, s: aten.threshold_backward.default(g, s, 0))
+RELU = State(lambda s: unless(s <= 0, s), flat, lambda g, s: aten.threshold_backward.default(g, s, 0), twice=True)
 
 relu = Activation(
     name="relu", formula="max(x, 0)", source="aten/src/ATen/native/Activation.cpp, threshold_backward", native=True,
@@ -53,11 +53,12 @@ def boxed(s: Tensor, low: float, high: float) -> Tensor:
     return unless((s <= low) | (s >= high), s)
 
 
-SIX = State(lambda s: boxed(s, 0.0, 6.0), flat, lambda g, s: aten.hardtanh_backward.default(g, s, 0.0, 6.0))
+SIX = State(lambda s: boxed(s, 0.0, 6.0), flat, lambda g, s: aten.hardtanh_backward.default(g, s, 0.0, 6.0), twice=True)
 BOX = State(
     derivative=lambda s, min_val, max_val: boxed(s, min_val, max_val),
     second=flat,
     kernel=lambda g, s, min_val, max_val: aten.hardtanh_backward.default(g, s, min_val, max_val),
+    twice=True,
 )
 
 relu6 = Activation(
@@ -96,11 +97,13 @@ leaky_relu = Activation(
             derivative=lambda x, negative_slope: where(x > 0, 1.0, negative_slope, x),
             second=flat,
             kernel=lambda g, x, negative_slope: leaky_backward(g, x, negative_slope, False),
+            twice=True,
         ),
         "output": State(
             derivative=lambda y, negative_slope: where(y > 0, 1.0, negative_slope, y),
             second=flat,
             kernel=lambda g, y, negative_slope: leaky_backward(g, y, negative_slope, True),
+            twice=True,
             allowed=lambda p: p["negative_slope"] > 0, needs="negative_slope > 0",
         ),
     }, save_="output",
@@ -128,18 +131,21 @@ rrelu = Activation(
             derivative=lambda noise, lower, upper, training: noise.clone(),
             second=flat,
             kernel=lambda g, noise, lower, upper, training: g * noise,
+            twice=True,
             allowed=lambda p: bool(p["training"]), needs="training mode",
         ),
         "input": State(
             derivative=lambda x, lower, upper, training: where(x > 0, 1.0, (lower + upper) / 2, x),
             second=flat,
             kernel=lambda g, x, lower, upper, training: leaky_backward(g, x, (lower + upper) / 2, False),
+            twice=True,
             allowed=lambda p: not p["training"], needs="evaluation mode",
         ),
         "output": State(
             derivative=lambda y, lower, upper, training: where(y > 0, 1.0, (lower + upper) / 2, y),
             second=flat,
             kernel=lambda g, y, lower, upper, training: leaky_backward(g, y, (lower + upper) / 2, True),
+            twice=True,
             allowed=lambda p: not p["training"] and p["lower"] + p["upper"] > 0,
             needs="evaluation mode and a positive mean slope",
         ),
@@ -158,11 +164,13 @@ threshold = Activation(
             derivative=lambda x, threshold, value: unless(x <= threshold, x),
             second=flat,
             kernel=lambda g, x, threshold, value: aten.threshold_backward.default(g, x, threshold),
+            twice=True,
         ),
         "output": State(
             derivative=lambda y, threshold, value: unless(y <= threshold, y),
             second=flat,
             kernel=lambda g, y, threshold, value: aten.threshold_backward.default(g, y, threshold),
+            twice=True,
             allowed=lambda p: p["value"] <= p["threshold"] and short(p["value"]),
             needs="value <= threshold, and a value that bfloat16 has",
         ),
@@ -197,6 +205,7 @@ hardswish = Activation(
             derivative=lambda x: where(x <= -3, 0.0, torch.where(x < 3, x / 3 + 0.5, 1.0), x),
             second=lambda x: unless((x <= -3) | (x >= 3), x) / 3,
             kernel=lambda g, x: aten.hardswish_backward.default(g, x),
+            twice=True,
         ),
     },
     kinks=lambda p: (-3.0, 3.0), low=lambda p: -0.375, monotonic=False,
@@ -227,11 +236,13 @@ softshrink = Activation(
             derivative=lambda x, lambd: unless((x >= -lambd) & (x <= lambd), x),
             second=flat,
             kernel=lambda g, x, lambd: aten.softshrink_backward.default(g, x, lambd),
+            twice=True,
         ),
         "output": State(
             derivative=lambda y, lambd: unless(y == 0, y),
             second=flat,
             kernel=lambda g, y, lambd: aten.softshrink_backward.default(g, y, 0.0),
+            twice=True,
         ),
     },
     kinks=lambda p: (-p["lambd"], p["lambd"]),
@@ -247,6 +258,7 @@ hardshrink = Activation(
             derivative=lambda s, lambd: unless((s >= -lambd) & (s <= lambd), s),
             second=flat,
             kernel=lambda g, s, lambd: aten.hardshrink_backward.default(g, s, lambd),
+            twice=True,
         )
         for state in ("input", "output")
     },

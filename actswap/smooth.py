@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actswap.activation import Activation, Domain, Parameter, State, own
-from actswap.piecewise import aten, unless, where
+from actswap.piecewise import aten, where
 
 PHI = 1 / math.sqrt(2 * math.pi)
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
@@ -31,10 +31,21 @@ def tails(x: Tensor) -> Tensor:
     return x.clamp(-50, 50)
 
 
+def logistic_density(x: Tensor) -> Tensor:
+    """sigmoid(x) (1 - sigmoid(x)), with every digit in both tails."""
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
 def single(value: float) -> float:
     """`value` rounded to float32 in plain arithmetic (Veltkamp), as ATen rounds celu's alpha in its backward."""
     scaled = value * (2**29 + 1)
     return scaled - (scaled - value)
+
+
+def tanh_bend(t: Tensor) -> Tensor:
+    """The second derivative of x - tanh(x), 2 t (1 - t^2), from the value of the tanh."""
+    bend: Tensor = aten.tanh_backward.default(2 * t, t)
+    return bend
 
 
 sigmoid = Activation(
@@ -45,10 +56,11 @@ sigmoid = Activation(
             derivative=lambda y: y * (1 - y),
             second=lambda y: 1 - 2 * y,
             kernel=lambda g, y: aten.sigmoid_backward.default(g, y),
+            twice=True,
         ),
         "input": State(
-            derivative=lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
-            second=lambda x: torch.sigmoid(x) * torch.sigmoid(-x) * (1 - 2 * torch.sigmoid(x)),
+            derivative=lambda x: logistic_density(x),
+            second=lambda x: logistic_density(x) * (1 - 2 * torch.sigmoid(x)),
             kernel=lambda g, x: aten.sigmoid_backward.default(g, torch.sigmoid(x)),
         ),
     }, save="output", low=lambda p: 0.0, high=lambda p: 1.0,
@@ -63,10 +75,11 @@ tanh = Activation(
             derivative=lambda y: 1 - y * y,
             second=lambda y: -2 * y,
             kernel=lambda g, y: aten.tanh_backward.default(g, y),
+            twice=True,
         ),
         "input": State(
             derivative=lambda x: 1 - torch.tanh(x) ** 2,
-            second=lambda x: -2 * torch.tanh(x) * (1 - torch.tanh(x) ** 2),
+            second=lambda x: -tanh_bend(torch.tanh(x)),
             kernel=lambda g, x: aten.tanh_backward.default(g, torch.tanh(x)),
         ),
     }, save="output", low=lambda p: -1.0, high=lambda p: 1.0,
@@ -98,9 +111,8 @@ tanhshrink = Activation(
     name="tanhshrink", formula="x - tanh(x)", source="torch/nn/functional.py, tanhshrink: a composite", native=True,
     forward=lambda x: x - x.tanh(),
     states={
-        "input": State(
-            derivative=lambda x: torch.tanh(x) ** 2,
-            second=lambda x: 2 * torch.tanh(x) * (1 - torch.tanh(x) ** 2),
+        "input": State.joint(
+            lambda x: (lambda t: (t * t, tanh_bend(t)))(torch.tanh(x)),
             kernel=lambda g, x: g + aten.tanh_backward.default(-g, torch.tanh(x)),
         ),
     },
@@ -115,14 +127,12 @@ softplus = Activation(
     states={
         "input": State(
             derivative=lambda x, beta, threshold: where(x * beta > threshold, 1.0, torch.sigmoid(x * beta), x),
-            second=lambda x, beta, threshold: (
-                unless(x * beta > threshold, x) * beta * torch.sigmoid(x * beta) * torch.sigmoid(x * -beta)
-            ),
+            second=lambda x, beta, threshold: logistic_density(linear_cut(x, beta, threshold)) * beta,
             kernel=lambda g, x, beta, threshold: aten.softplus_backward.default(g, x, beta, threshold),
         ),
         "output": State(
             derivative=lambda y, beta, threshold: where(y * beta > threshold, 1.0, -torch.expm1(y * -beta), y),
-            second=lambda y, beta, threshold: unless(y * beta > threshold, y) * beta * torch.exp(y * -beta),
+            second=lambda y, beta, threshold: torch.exp(linear_cut(y, beta, threshold)) * beta,
             kernel=lambda g, y, beta, threshold: softplus_from_output(g, y, beta, threshold),
             batched=False,
             allowed=lambda p: p["threshold"] >= 17, needs="threshold >= 17", bound=0.65,  # measured 0.60
@@ -134,6 +144,11 @@ softplus = Activation(
         (x * beta > threshold) & (threshold < 15), x, torch.logaddexp(x * beta, torch.zeros_like(x)) / beta
     ),
 )  # fmt: skip
+
+
+def linear_cut(x: Tensor, beta: float, threshold: float) -> Tensor:
+    """-beta x, and -inf from the threshold on, where softplus is linear: its exp and its sigmoid are 0."""
+    return F.threshold(x * -beta, -threshold, -math.inf)
 
 
 def softplus_from_output(g: Tensor, y: Tensor, beta: float, threshold: float) -> Tensor:
@@ -156,9 +171,8 @@ logsigmoid = Activation(
     source="ATen, log_sigmoid_backward",
     forward=F.logsigmoid,
     states={
-        "input": State(
-            derivative=lambda x: torch.sigmoid(-x),
-            second=lambda x: -torch.sigmoid(x) * torch.sigmoid(-x),
+        "input": State.joint(
+            lambda x: (lambda s: (s, (s - 1) * s))(torch.sigmoid(-x)),
             # PyTorch saves exp(-|x|) as well; its forward kernel makes it again with the same bits
             kernel=lambda g, x: aten.log_sigmoid_backward.default(g, x, aten.log_sigmoid_forward.default(x)[1]),
         ),
@@ -178,11 +192,13 @@ elu = Activation(
             derivative=lambda x, alpha: torch.where(x <= 0, alpha * decay(x), 1.0),
             second=lambda x, alpha: torch.where(x <= 0, alpha * decay(x), 0.0),
             kernel=lambda g, x, alpha: aten.elu_backward.default(g, alpha, 1, 1, False, x),
+            twice=True,
         ),
         "output": State(
             derivative=lambda y, alpha: torch.where(y <= 0, y + alpha, 1.0),
             second=lambda y, alpha: (y <= 0).to(y.dtype),
             kernel=lambda g, y, alpha: aten.elu_backward.default(g, alpha, 1, 1, True, y),
+            twice=True,
             allowed=lambda p: p["alpha"] >= 0, needs="alpha >= 0", bound=0.6,
         ),
     }, save_="output",
@@ -221,11 +237,13 @@ selu = Activation(
             derivative=lambda x: torch.where(x <= 0, SELU_SCALE * SELU_ALPHA * decay(x), SELU_SCALE),
             second=lambda x: torch.where(x <= 0, SELU_SCALE * SELU_ALPHA * decay(x), 0.0),
             kernel=lambda g, x: aten.elu_backward.default(g, SELU_ALPHA, SELU_SCALE, 1, False, x),
+            twice=True,
         ),
         "output": State(
             derivative=lambda y: torch.where(y <= 0, y + SELU_SCALE * SELU_ALPHA, SELU_SCALE),
             second=lambda y: (y <= 0).to(y.dtype),
             kernel=lambda g, y: aten.elu_backward.default(g, SELU_ALPHA, SELU_SCALE, 1, True, y),
+            twice=True,
             bound=0.6,
         ),
     }, save_="output",
@@ -251,15 +269,17 @@ laplace = Activation(
     parameters=(Parameter("mu", 0.707107), Parameter("sigma", 0.282095, POSITIVE)),
     forward=own(lambda x, mu, sigma: 0.5 * torch.special.erfc((mu - x) / (sigma * math.sqrt(2)))),
     states={
-        "input": State(
-            derivative=lambda x, mu, sigma: PHI / sigma * torch.exp(-0.5 * tails((x - mu) / sigma) ** 2),
-            second=lambda x, mu, sigma: (
-                -PHI / sigma**2 * tails((x - mu) / sigma) * torch.exp(-0.5 * tails((x - mu) / sigma) ** 2)
-            ),
-        ),
+        "input": State.joint(lambda x, mu, sigma: laplace_slopes(tails((x - mu) / sigma), sigma)),
     }, low=lambda p: 0.0, high=lambda p: 1.0,
     reference=lambda x, mu, sigma: torch.exp(torch.special.log_ndtr((x - mu) / sigma)),
 )  # fmt: skip
+
+
+def laplace_slopes(z: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """The density of a normal distribution, `z` deviations `sigma` from its mean, and the derivative of it."""
+    density = torch.exp(z * z * -0.5) * (PHI / sigma)
+    return density, density * z * (-1 / sigma)
+
 
 sqrtsoftplus = Activation(
     name="sqrtsoftplus", aliases=("sqrt_softplus",), formula="sqrt(log(1 + exp(x)))",
@@ -269,24 +289,17 @@ sqrtsoftplus = Activation(
         lambda x: torch.where(x < -40, torch.exp(x / 2), F.softplus(x.clamp(min=-41), threshold=40.0).sqrt())
     ),
     states={
-        "input": State(
-            derivative=lambda x: torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2) / 2, root_slope(x)),
-            second=lambda x: torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2) / 4, root_bend(x)),
-        ),
+        "input": State.joint(lambda x: root_slopes(x)),
     }, low=lambda p: 0.0,
     reference=lambda x: torch.sqrt(torch.logaddexp(x, torch.zeros_like(x))),
 )  # fmt: skip
 
 
-def root_slope(x: Tensor) -> Tensor:
-    """The slope sigmoid / (2 sqrt(softplus)), for x above the tail where both vanish."""
-    return torch.sigmoid(x) / (2 * F.softplus(x.clamp(min=-41), threshold=40.0).sqrt())
-
-
-def root_bend(x: Tensor) -> Tensor:
-    """The second derivative of sqrt(softplus), from s = sigmoid and p = softplus."""
-    s, p = torch.sigmoid(x), F.softplus(x.clamp(min=-41), threshold=40.0)
-    return s * ((1 - s) - s / (2 * p)) / (2 * p.sqrt())
+def root_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """First and second derivative of sqrt(softplus), from s = sigmoid and p = softplus; below -40 it is exp(x / 2)."""
+    s, p, low = torch.sigmoid(x), F.softplus(x.clamp(min=-41), threshold=40.0), x < -40
+    slope, tail = s / (2 * p.sqrt()), torch.exp(x.clamp(max=-40) / 2) / 2
+    return torch.where(low, tail, slope), torch.where(low, tail / 2, slope * ((1 - s) - s / (2 * p)))
 
 
 SMOOTH = (
