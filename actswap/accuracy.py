@@ -75,6 +75,8 @@ def values(it: Subject, name: str, dtype: torch.dtype, device: Any, exhaustive: 
     x = points(it, dtype, device, exhaustive)
     with torch.no_grad():
         y = it.call(x.clone())
+    if not isinstance(y, Tensor):
+        return Line(name, "fail", f"it returned {type(y).__name__}, and no tensor")
     if y.dtype != dtype or y.shape != x.shape:
         return Line(name, "fail", f"{tuple(x.shape)} {dtype} became {tuple(y.shape)} {y.dtype}")
     if it.truth is None:

@@ -45,7 +45,8 @@ def check(
         exhaustive: every number of half precision, and 2^16 numbers of each wider type, in place of a grid.
 
     Raises:
-        TargetError: something that is none of these, or a module with a parameter value per channel.
+        TargetError: something that is none of these; a module with a parameter value per channel, since grids have no
+            channels; a random function, which has no values to compare (put the module in eval mode).
 
     An exception in what is checked is a failed line. A run of more than two seconds (the first one in a process loads
     PyTorch's compiler) shows a progress bar on a terminal, if `rich` is installed.

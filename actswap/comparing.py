@@ -86,11 +86,10 @@ class Comparison:
         """The worst in words."""
         if not self.error:
             return f"no error at {self.points} points" if self.points else "no points"
-        digits = 17 if self.error < 1e-9 * abs(self.want) else 9  # enough to see the difference
-        return (
-            f"worst of {self.points} points at x = {self.x:.{digits}g}: {self.got:.{digits}g}, "
-            f"reference {self.want:.{digits}g}; error {self.error:.2g} ({self.ulps:.3g} ulp), bound {self.bound:.2g}"
-        )
+        fine = self.error < 1e-9 * abs(self.want)  # all digits, to see the difference
+        x, got, want = (repr(v) if fine else f"{v:.9g}" for v in (self.x, self.got, self.want))
+        error = f"error {self.error:.2g} ({self.ulps:.3g} ulp), bound {self.bound:.2g}"
+        return f"worst of {self.points} points at x = {x}: {got}, reference {want}; {error}"
 
     def line(self, name: str) -> Line:
         """This comparison as a line of a report."""

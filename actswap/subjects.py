@@ -82,19 +82,24 @@ class Subject:
         """This subject after a trial: of a function that overwrites its input, the other form works on a copy.
 
         Raises:
-            TargetError: a module with one parameter value per channel, which takes no tensor without channels.
+            TargetError: a module with one parameter value per channel, which takes no tensor without channels; or a
+                random function that should be like a known one.
         """
         x = torch.linspace(-2, 2, 5, device=device)
         before, call = x.clone(), self.call
         try:
             with torch.no_grad():
+                first, again, other = (_seeded(call, before.clone(), seed) for seed in (0, 0, 1))
                 call(x)
         except Exception as error:  # what it is will be seen in the lines
             several = [name for name, value in self.values(x).items() if value.numel() > 1]
             if several and isinstance(error, RuntimeError):
                 given = f"{self.name} with several values of {', '.join(several)}: {error}"
-                raise TargetError("a module is checked on tensors of any shape", given, "give it one value") from error
+                hint = "one value of each parameter, for all channels"
+                raise TargetError("what is checked takes tensors of any shape", given, hint) from error
             return self
+        if self.truth is not None and _same(first, again) and not _same(first, other):
+            raise TargetError("a random function has no values to compare", self.name, "a module in eval mode")
         if self.inplace is not None or torch.equal(x, before):
             return self
         return replace(self, call=lambda x: call(x.clone()), inplace=call, overwrites=True)
@@ -171,6 +176,15 @@ def subject(what: Any) -> Subject:
         named = "name" if isinstance(what, ScriptFunction) else "__name__"
         return Subject(getattr(what, named, type(what).__name__), what)
     raise TargetError("check takes a name, a module, a function or an autograd.Function class", repr(what))
+
+
+def _seeded(call: Callable[[Tensor], Tensor], x: Tensor, seed: int) -> Any:
+    torch.manual_seed(seed)
+    return call(x)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return not isinstance(one, Tensor) or torch.equal(one, other)
 
 
 _APPLY = "pass the class, and give forward its values as arguments"

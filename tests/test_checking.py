@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 import time
 
 import oracle
 import pytest
 import torch
-from handwritten import EXHIBITS, LegacyRelu, LoggedSoftplus, Scaled, StableSoftplus, ThirdTensor
+from handwritten import EXHIBITS, LegacyRelu, LoggedSoftplus, MaskBelow, Scaled, StableSoftplus, ThirdTensor
 from torch import nn
 from torch.nn import functional as F
 
@@ -111,6 +113,12 @@ def test_what_is_saved_is_named_and_of_ours_it_is_what_the_definition_says():
     assert line.detail == "bytes per element: the input 4; the definition says the output"
 
 
+def test_parameters_count():
+    assert check(nn.Softplus(beta=2.0), like=actswap.nn.Softplus(beta=2.0))
+    for what, like in [(nn.Softplus(beta=2.0), "softplus"), (actswap.nn.ReLU6(), "hardtanh")]:
+        assert check(what, like=like, dtypes=[torch.float32])["values float32"].outcome == "fail"
+
+
 def test_without_a_reference_it_says_so():
     report = check(F.gelu)
     assert report
@@ -125,6 +133,31 @@ def test_in_place_forms_are_compared():
     report = check(F.relu_, like="relu", dtypes=[])
     assert report["in place"].detail == "it overwrites its input, and says so; it has no other form"
     assert report["saved"].detail == "bytes per element: the output 4"
+
+
+def test_a_result_that_is_no_tensor_or_has_no_gradient():
+    report = check(lambda x: None, like="identity", dtypes=[torch.float32])
+    assert report["values float32"].detail == "it returned NoneType, and no tensor"
+    report = check(torch.Tensor.detach, like="identity", dtypes=[torch.float32])
+    assert report["values float32"].outcome == "pass"
+    assert "does not require grad" in report["derivative float32"].detail
+
+
+def test_the_report_fits_a_narrow_terminal(monkeypatch):
+    report = check(MaskBelow, like="relu", dtypes=[torch.float32])
+    wide, narrow = report.table().splitlines(), report.table(width=72).splitlines()
+    assert len(wide) == 1 + len(report.lines)
+    assert max(map(len, narrow)) <= 72 < max(map(len, wide))
+    assert " ".join(report.table().split()) == " ".join(report.table(width=72).split())
+    assert str(report) == report.table()
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "72")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert str(report) == report.table(width=72)
 
 
 def test_what_it_takes():
@@ -180,7 +213,14 @@ def test_a_check_leaves_no_trace():
     assert module.weight.grad is None
 
 
-def test_a_random_activation_is_the_same_under_one_seed():
+def test_a_random_activation_is_the_same_under_one_seed_and_like_nothing():
+    with pytest.raises(TargetError, match="rrelu(.|\n)*eval mode"):
+        check(actswap.nn.RReLU())
+    with pytest.raises(TargetError, match="RReLU(.|\n)*eval mode"):
+        check(nn.RReLU(), like="rrelu")
+    for module in (actswap.nn.RReLU(), nn.RReLU()):
+        report = check(module.eval(), like="rrelu", dtypes=[torch.float32])
+        assert report, str(report)
     line = check(F.dropout, dtypes=[])["deterministic"]
     assert line.outcome == "pass"
     assert line.detail.startswith("random; under one seed")
