@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actswap.activation import Activation
+from actswap.activation import Activation, Formula
 from actswap.report import Line
 
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -137,9 +137,19 @@ def _error(got: Tensor, want: Tensor) -> Tensor:
 def reference(activation: Activation, x: Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """The reference's values, derivative and second derivative at `x`, in float64.
 
-    Without a reference, the forward takes its place.
+    Without a reference, the forward takes its place; so it does where the reference's derivative has no number although
+    the point is one, which is 0 / 0 far out in a tail.
     """
     formula = activation.reference if activation.reference is not None else activation.forward
+    y, slope, bend = _derivatives(formula, x, params)
+    lost = x.detach().double().cpu().isfinite() & y.isfinite() & (slope.isnan() | bend.isnan())
+    if formula is not activation.forward and lost.any():
+        _, other, another = _derivatives(activation.forward, x, params)
+        slope, bend = torch.where(slope.isnan() & lost, other, slope), torch.where(bend.isnan() & lost, another, bend)
+    return y, slope, bend
+
+
+def _derivatives(formula: Formula, x: Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     values = {
         name: value.detach().double().cpu() if isinstance(value, Tensor) else value for name, value in params.items()
     }

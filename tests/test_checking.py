@@ -19,7 +19,7 @@ import actswap.nn
 from actswap import checking, functional, manners, registry
 from actswap.catalog import CATALOG
 from actswap.checking import check, mathematics
-from actswap.comparing import coarse, compare, every, grid, step, ulp
+from actswap.comparing import coarse, compare, every, grid, reference, step, ulp
 from actswap.errors import TargetError, UnknownActivationError
 from actswap.storages import NEITHER, kept
 from actswap.subjects import Subject
@@ -296,6 +296,12 @@ def test_steps_and_ulps(dtype):
     assert ulp(torch.tensor([1.0, 1.5, -2.0, 0.75]).double(), dtype).tolist() == [
         info.eps, info.eps, 2 * info.eps, info.eps / 2,
     ]  # fmt: skip
+
+
+def test_the_reference_has_numbers_far_out_in_the_tails():
+    for name, x in [("sqrtsoftplus", -2000.0), ("laplace", -1e9), ("clipped_gelu", -1e10)]:
+        assert [t.item() for t in reference(CATALOG[name], torch.tensor([x]), CATALOG[name].bind({}))[:2]] == [0, 0]
+    assert reference(CATALOG["relu"], torch.tensor([math.nan]), {})[0].isnan()
 
 
 def test_the_grid_avoids_the_kinks_and_stands_close_to_them():
