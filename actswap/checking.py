@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -61,11 +62,23 @@ def check(
             raise TargetError("`like` is a known activation: a name, a definition or a module of actswap", repr(like))
         it = it.like(model)
     title = f"check {it.name}" + (f" like {it.truth.name}" if like is not None and it.truth is not None else "")
-    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+    with _usual(torch.device(device)):
         it = it.settled(device)
         properties = _properties(it, dtypes if dtypes is not None else OURS if it.own else THEIRS, device, exhaustive)
         with progress(title, len(properties)) as begin:
             return Report(title, tuple(_line(name, look, begin) for name, look in properties.items()))
+
+
+@contextmanager
+def _usual(device: torch.device) -> Iterator[None]:
+    """Gradients on and autocast off, whatever the caller is in; and the caller's random state as it was."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+    ):
+        yield
 
 
 def _properties(

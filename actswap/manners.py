@@ -26,7 +26,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _base(device: Any) -> Tensor:
-    return torch.linspace(-4, 4, 2 * 3 * 4 * 5, device=device).reshape(2, 3, 4, 5)
+    return torch.linspace(-4, 4, 2 * 3 * 4 * 5, dtype=torch.float32, device=device).reshape(2, 3, 4, 5)
 
 
 def layout(it: Subject, name: str, device: Any) -> Line:
@@ -103,7 +103,9 @@ def in_place(it: Subject, name: str, device: Any) -> Line:
 
 def deterministic(it: Subject, name: str, device: Any) -> Line:
     """Twice the same bits, and once more on another number of threads, under the same random state."""
-    x = torch.linspace(-6, 6, 2**16, device=device)  # two threads' worth on a CPU, cut at a multiple of any vector
+    x = torch.linspace(
+        -6, 6, 2**16, dtype=torch.float32, device=device
+    )  # two threads' worth on a CPU, cut at a multiple of any vector
     devices = [x.device] if x.device.type == "cuda" else []
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=devices):
@@ -143,7 +145,7 @@ def _difference(said: str, x: Tensor, one: tuple[Tensor, Tensor], other: tuple[T
 
 def saved(it: Subject, name: str, device: Any) -> Line:
     """What stays alive after a forward, that all of it was saved properly and, for our own, is the stated state."""
-    x = torch.linspace(-4, 4, 1000, device=device)
+    x = torch.linspace(-4, 4, 1000, dtype=torch.float32, device=device)
     call = it.ready(x)
     with torch.enable_grad():
         state = kept(call, x)
@@ -163,7 +165,7 @@ def saved(it: Subject, name: str, device: Any) -> Line:
 
 def no_grad(it: Subject, name: str, device: Any) -> Line:
     """Nothing stays alive where no gradient is needed."""
-    x = torch.linspace(-4, 4, 1000, device=device)
+    x = torch.linspace(-4, 4, 1000, dtype=torch.float32, device=device)
     call = it.ready(x)
     situations: list[tuple[str, Any, bool]] = [
         ("under no_grad", torch.no_grad, True),

@@ -85,7 +85,7 @@ class Subject:
             TargetError: a module with one parameter value per channel, which takes no tensor without channels; or a
                 random function that should be like a known one.
         """
-        x = torch.linspace(-2, 2, 5, device=device)
+        x = torch.linspace(-2, 2, 5, dtype=torch.float32, device=device)
         before, call = x.clone(), self.call
         try:
             with torch.no_grad():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import subprocess
 import sys
 import time
 
@@ -211,6 +213,30 @@ def test_a_check_leaves_no_trace():
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (torch.get_num_threads(), module.weight._version)
     assert module.weight.grad is None
+
+
+def test_the_caller_may_be_in_any_mode():
+    usual = str(check("softplus", dtypes=[torch.float16]))
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        with mode:
+            assert str(check("softplus", dtypes=[torch.float16])) == usual
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert str(check("softplus", dtypes=[torch.float16])) == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("TORCHDYNAMO_DISABLE", "PyTorch's compiler is switched off"), ("TORCH_COMPILE_DISABLE", "no compiled frames")],
+)
+def test_a_compiler_that_is_switched_off_proves_nothing(variable, words):
+    script = "import actswap; line = actswap.check('relu', dtypes=[])['compile']; print(line.outcome, line.detail)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, variable: "1"}
+    )
+    assert done.stdout.startswith("note ") and words in done.stdout
 
 
 def test_a_random_activation_is_the_same_under_one_seed_and_like_nothing():
