@@ -1,8 +1,7 @@
-"""Points to compare at, errors in ulp, and what stays alive: the measuring tools of `checking`."""
+"""Points to compare at and errors in ulp: the measuring tools of `check`."""
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from actswap.activation import Activation
+from actswap.activation import Activation, Formula
 from actswap.report import Line
 
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -84,16 +81,20 @@ class Comparison:
         """Whether the worst error is within its bound."""
         return self.error <= self.bound
 
+    @property
+    def said(self) -> str:
+        """The worst in words."""
+        if not self.error:
+            return f"no error at {self.points} points" if self.points else "no points"
+        fine = self.error < 1e-9 * abs(self.want)  # all digits, to see the difference
+        x, got, want = (repr(v) if fine else f"{v:.9g}" for v in (self.x, self.got, self.want))
+        error = f"error {self.error:.2g} ({self.ulps:.3g} ulp), bound {self.bound:.2g}"
+        return f"worst of {self.points} points at x = {x}: {got}, reference {want}; {error}"
+
     def line(self, name: str) -> Line:
         """This comparison as a line of a report."""
-        digits = 17 if self.ulps and 0 < self.error < 1e-9 * abs(self.want) else 9  # enough to see the difference
-        said = (
-            f"worst of {self.points} points at x = {self.x:.{digits}g}: {self.got:.{digits}g}, "
-            f"reference {self.want:.{digits}g}; "
-            f"error {self.ulps:.3g} ulp ({self.eps:.3g} eps), bound {self.bound:.3g}"
-        )
         data = {key: _json(value) for key, value in vars(self).items()}
-        return Line(name, "pass" if self.passed else "fail", said if self.points else "no points", data)
+        return Line(name, "pass" if self.passed else "fail", self.said, data)
 
 
 def _json(value: Any) -> Any:
@@ -136,9 +137,19 @@ def _error(got: Tensor, want: Tensor) -> Tensor:
 def reference(activation: Activation, x: Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """The reference's values, derivative and second derivative at `x`, in float64.
 
-    Without a reference, the forward takes its place.
+    Without a reference, the forward takes its place; so it does where the reference's derivative has no number although
+    the point is one, which is 0 / 0 far out in a tail.
     """
     formula = activation.reference if activation.reference is not None else activation.forward
+    y, slope, bend = _derivatives(formula, x, params)
+    lost = x.detach().double().cpu().isfinite() & y.isfinite() & (slope.isnan() | bend.isnan())
+    if formula is not activation.forward and lost.any():
+        _, other, another = _derivatives(activation.forward, x, params)
+        slope, bend = torch.where(slope.isnan() & lost, other, slope), torch.where(bend.isnan() & lost, another, bend)
+    return y, slope, bend
+
+
+def _derivatives(formula: Formula, x: Tensor, params: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     values = {
         name: value.detach().double().cpu() if isinstance(value, Tensor) else value for name, value in params.items()
     }
@@ -157,69 +168,6 @@ def run(call: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor | None = N
         y = call(leaf.view_as(leaf) * 1)
         (gradient,) = torch.autograd.grad(y, leaf, torch.ones_like(y) if upstream is None else upstream)
     return y.detach(), gradient
-
-
-class _Storages(TorchDispatchMode):
-    """Remembers, weakly, every storage that an operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def note(self, tensor: Tensor) -> int:
-        storage = tensor.untyped_storage()
-        ref = StorageWeakRef(storage)
-        self.seen[ref.cdata] = (ref, storage.nbytes())
-        return int(ref.cdata)
-
-    def alive(self) -> dict[int, int]:
-        """The storages that something still holds, with their bytes."""
-        return {key: size for key, (ref, size) in self.seen.items() if not ref.expired()}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, Tensor):
-                self.note(value)
-        return out
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a forward leaves alive for its backward, in bytes: by kind, and what went past `save_for_backward`."""
-
-    total: int
-    kinds: dict[str, int]
-    hidden: int
-
-
-def kept(call: Callable[[Tensor], Tensor], x: Tensor, grad: bool = True) -> Kept:
-    """Run `call` and count every storage that only the graph keeps alive, whether saved properly or not."""
-    packed: set[int] = set()
-
-    def pack(tensor: Tensor) -> Tensor:
-        packed.add(int(StorageWeakRef(tensor.untyped_storage()).cdata))
-        return tensor.detach()
-
-    leaf = x.detach().clone().requires_grad_(grad)
-    with torch.set_grad_enabled(grad):
-        inner = leaf * 1
-        with _Storages() as storages, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            y = call(inner)
-        kinds = {storages.note(inner): "input"}
-        kinds = {storages.note(y): "output", **kinds}
-        node = y.grad_fn
-        del inner, y
-        alive = storages.alive()
-        if alive.keys() - packed:  # perhaps only in a reference cycle; collecting is slow, and seldom needed
-            gc.collect()
-            alive = storages.alive()
-        del node
-    by_kind: dict[str, int] = {}
-    for key, size in alive.items():
-        kind = kinds.get(key, "neither input nor output")
-        by_kind[kind] = by_kind.get(kind, 0) + size
-    return Kept(sum(alive.values()), by_kind, sum(size for key, size in alive.items() if key not in packed))
 
 
 def coarse(activation: Activation) -> Line:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -93,12 +96,27 @@ class Report:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def __str__(self) -> str:
+    def table(self, width: int | None = None) -> str:
+        """The table, its last column wrapped to fit into `width` characters.
+
+        >>> print(Report("demo", (Line("values", "pass", "0 of 8 points differ from PyTorch"),)).table(width=40))
+        demo: passed
+          ok    values  0 of 8 points differ
+                        from PyTorch
+        """
         verdict = "passed" if self.passed else f"{len(self.failures)} failed"
-        width = max((len(line.name) for line in self.lines), default=0)
-        indent = " " * (width + 10)
+        longest = max((len(line.name) for line in self.lines), default=0)
+        indent = " " * (longest + 10)
         rows = [f"{self.title}: {verdict}"]
         for line in self.lines:
-            detail = line.detail.replace("\n", "\n" + indent)
-            rows.append(f"  {_MARKS[line.outcome]:<4}  {line.name:<{width}}  {detail}".rstrip())
+            pieces = line.detail.split("\n")
+            if width is not None:
+                room = max(width - len(indent), 24)
+                pieces = [part for piece in pieces for part in textwrap.wrap(piece, room) or [""]]
+            detail = f"\n{indent}".join(pieces)
+            rows.append(f"  {_MARKS[line.outcome]:<4}  {line.name:<{longest}}  {detail}".rstrip())
         return "\n".join(rows)
+
+    def __str__(self) -> str:
+        """The table, wrapped where it is printed on a terminal."""
+        return self.table(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)

@@ -20,8 +20,9 @@ import actswap.nn
 from actswap import autograd, functional
 from actswap.activation import Activation
 from actswap.catalog import CATALOG
-from actswap.comparing import kept, reference
+from actswap.comparing import reference
 from actswap.errors import ParameterError, ShapeError, TargetError
+from actswap.storages import kept
 
 # torch.func and forward mode load PyTorch's own decompositions by torch.jit.script, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 
 import oracle
 import pytest
 import torch
+from handwritten import EXHIBITS, LegacyRelu, LoggedSoftplus, MaskBelow, Scaled, StableSoftplus, ThirdTensor
 from torch import nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
 import actswap.nn
-from actswap import checking, functional, registry
+from actswap import checking, functional, manners, registry
 from actswap.catalog import CATALOG
 from actswap.checking import check, mathematics
-from actswap.comparing import coarse, compare, every, grid, kept, step, ulp
+from actswap.comparing import coarse, compare, every, grid, reference, step, ulp
 from actswap.errors import TargetError, UnknownActivationError
+from actswap.storages import NEITHER, kept
+from actswap.subjects import Subject
 
 EVERY = [pytest.param(a, id=a.name) for a in CATALOG.values()]
 
@@ -55,235 +61,64 @@ def test_every_other_state_and_awkward_parameters_pass(activation, key, params):
         assert line.outcome == "pass", line.detail
 
 
-# --- a museum of hand-written Functions ----------------------------------------------------------
+# --- hand-written Functions -----------------------------------------------------------------------
 
 
-class MaskBelow(Function):
-    """A popular relu: the gradient at 0 is 1."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        g = g.clone()
-        g[x < 0] = 0
-        return g
-
-
-class LegacyRelu(Function):
-    """Instance methods, and right."""
-
-    def forward(self, x):
-        self.save_for_backward(x)
-        return x.clamp(min=0)
-
-    def backward(self, g):
-        (x,) = self.saved_tensors
-        g = g.clone()
-        g[x <= 0] = 0
-        return g
-
-
-class BuiltinRelu(Function):
-    """Instance methods whose backward compares Python's `input`."""
-
-    def forward(self, x):
-        self.save_for_backward(x)
-        return x.clamp(min=0)
-
-    def backward(self, g):
-        g = g.clone()
-        g[input < 0] = 0
-        return g
-
-
-class MultipliedRelu(Function):
-    """A mask by multiplication: NaN's gradient becomes 0, and 0 * inf NaN."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.where(x > 0, x, torch.zeros_like(x))
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * (x > 0)
-
-
-class LoggedSoftplus(Function):
-    """A popular softplus with a small number against log(0)."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.log(5e-10 + torch.exp(x))
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * torch.sigmoid(x)
-
-
-class ScalarSoftplus(Function):
-    """By `math`, and with a name that does not exist."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return math.log(1 + math.exp(value))  # noqa: F821
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
-
-
-class StableSoftplus(Function):
-    """The stable softplus."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.log1p(torch.exp(-x.abs())) + torch.relu(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * torch.sigmoid(x)
-
-
-class ContextSwish(Function):
-    """Right, but with its input on the context."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.input = x
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        s = torch.sigmoid(ctx.input)
-        y = ctx.input * s
-        return g * (y + s * (1 - y))
-
-
-class ThirdTensor(Function):
-    """Saves a tensor that is neither input nor output, which cuts double backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        s = torch.sigmoid(x)
-        ctx.save_for_backward(s, x)
-        return x * s
-
-    @staticmethod
-    def backward(ctx, g):
-        s, x = ctx.saved_tensors
-        return g * (s + x * s * (1 - s))
-
-
-class WrongSignGelu(Function):
-    """Off by a sign."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return F.gelu(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        density = torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        return g * (0.5 * torch.special.erfc(-x / math.sqrt(2)) - x * density)
-
-
-class Doubling(Function):
-    """Float64 whatever came in."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.relu(x.double())
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return (g * (x > 0)).to(x.dtype)
-
-
-def flattening(x):
-    return torch.relu(x).contiguous()
-
-
-def shrinking(x):
-    return x - x.exp().div(x.exp() + 1).mul(2).sub(1)
-
-
-SMALL = {"saved"}
-MUSEUM = [
-    (MaskBelow, "relu", {"kinks float32", "kinks float64", "NaN and inf float32", "NaN and inf float64"}),
-    (LegacyRelu, "relu", set()),
-    (MultipliedRelu, "relu", {"NaN and inf float32", "NaN and inf float64"}),
-    (StableSoftplus, "softplus", set()),
-    (ContextSwish, "silu", {"saved"}),
-    (ContextSwish, "swish", {"saved"}),
-    (ThirdTensor, "silu", {"gradgradcheck"}),
-    (WrongSignGelu, "gelu", {"derivative float32", "derivative float64", "gradcheck"}),
-    (flattening, "relu", {"layout"}),
-    (lambda x: x * torch.sigmoid(x), "silu", set()),
-    (torch.tanh, "tanh", set()),
-    (nn.Softplus, "softplus", set()),
-    (nn.Softplus(beta=2.0), actswap.nn.Softplus(beta=2.0), set()),
-    (nn.ReLU(inplace=True), "relu", set()),
-    (nn.Hardswish(inplace=True), "hard_swish", set()),
-    (actswap.nn.ReLU6(), "hardtanh", None),
-    (nn.Softplus(beta=2.0), "softplus", None),
-]
-
-
-@pytest.mark.parametrize(("what", "like", "faults"), MUSEUM, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("what", "like", "faults"), EXHIBITS, ids=lambda value: getattr(value, "__name__", type(value).__name__)
+)
 def test_hand_written_functions(what, like, faults):
     report = check(what, like=like)
-    if faults is None:
-        assert any(line.name.startswith("values") for line in report.failures)
-    else:
-        assert failed(report) == faults, str(report)
+    assert {line.name for line in report.failures} == set(faults), str(report)
+    for name, words in faults.items():
+        assert words in report[name].detail
+    assert str(report).count("FAIL") == len(faults)
 
 
-def test_the_popular_softplus_is_told_where_and_by_how_much():
+def test_every_property_has_something_that_fails_it():
+    shown = {name.removesuffix(" float64").removesuffix(" float32") for _, _, faults in EXHIBITS for name in faults}
+    assert shown == {line.name.removesuffix(" float32") for line in check("relu", dtypes=[torch.float32])}
+
+
+def test_a_line_says_where_and_by_how_much():
     report = check(LoggedSoftplus, like="softplus", dtypes=[torch.float32])
     line = report["values float32"]
-    assert line.outcome == "fail"
     assert {"x", "got", "want", "error", "ulps", "bound"} <= line.data.keys()
     assert all(word in str(report) for word in ("worst of", "at x = ", "reference", "ulp", "bound"))
-    assert report["NaN and inf float32"].outcome == "fail"  # log(5e-10) where softplus is 0
 
 
-def test_the_popular_relu_is_told_its_value_at_zero():
-    report = check(MaskBelow, like="relu", dtypes=[torch.float32])
-    assert "derivative at x = 0: 1.0, PyTorch's is 0.0" in report["kinks float32"].detail
+def test_what_pytorch_refuses_is_noted_of_others_and_a_fault_of_ours(monkeypatch):
+    for name in ("vmap", "jacrev", "hessian"):
+        line = check(StableSoftplus, like="softplus", dtypes=[])[name]
+        assert line.outcome == "note"
+        assert "it must override the setup_context staticmethod" in line.detail
+    line = check("rrelu", dtypes=[])["vmap"]
+    assert line.outcome == "note"
+    assert line.detail.endswith("(of PyTorch's own op as well)")
+
+    def refuse(*args):
+        raise RuntimeError("not today. Perhaps tomorrow")
+
+    monkeypatch.setattr(actswap.autograd, "_transforming", refuse)
+    report = check("silu", dtypes=[])
+    assert failed(report) == {"vmap", "jacrev", "hessian"}
+    assert report["jacrev"].detail == "refused: not today"
 
 
-def test_an_exception_is_a_finding():
-    report = check(ScalarSoftplus, like="softplus")
-    assert "NameError: name 'value' is not defined" in report["values float32"].detail
-    report = check(BuiltinRelu, like="relu")
-    assert report["values float32"].outcome == "pass"
-    assert "TypeError" in report["derivative float32"].detail
-    assert "TypeError" in report["gradcheck"].detail
+def test_what_is_saved_is_named_and_of_ours_it_is_what_the_definition_says():
+    line = check(ThirdTensor, like="silu", dtypes=[])["saved"]
+    assert line.detail == "bytes per element: a tensor that is neither input nor output 4, the input 4"
+    assert line.data == {"bytes_per_element": 8.0, "neither input nor output": 4.0, "input": 4.0}
+    it = Subject("sigmoid", F.silu, truth=CATALOG["sigmoid"], own=True)
+    line = manners.saved(it, "saved", "cpu")
+    assert line.outcome == "fail"
+    assert line.detail == "bytes per element: the input 4; the definition says the output"
 
 
-def test_a_change_of_dtype_is_named():
-    assert "float32 became" in check(Doubling, like="relu", dtypes=[torch.float32])["values float32"].detail
-
-
-def test_keeping_a_tensor_past_save_for_backward_is_named():
-    line = check(ContextSwish, like="silu")["saved"]
-    assert "4 bytes per element went past save_for_backward" in line.detail
-    assert "neither input nor output" in check(ThirdTensor, like="silu")["saved"].detail
+def test_parameters_count():
+    assert check(nn.Softplus(beta=2.0), like=actswap.nn.Softplus(beta=2.0))
+    for what, like in [(nn.Softplus(beta=2.0), "softplus"), (actswap.nn.ReLU6(), "hardtanh")]:
+        assert check(what, like=like, dtypes=[torch.float32])["values float32"].outcome == "fail"
 
 
 def test_without_a_reference_it_says_so():
@@ -294,21 +129,37 @@ def test_without_a_reference_it_says_so():
 
 
 def test_in_place_forms_are_compared():
-    assert check("silu")["in place"].outcome == "pass"
-    assert check(nn.ReLU, like="relu")["in place"].outcome == "pass"
-    assert check(F.gelu, like="gelu")["in place"].outcome == "note"
+    assert check("silu", dtypes=[])["in place"].outcome == "pass"
+    assert check(nn.ReLU, like="relu", dtypes=[])["in place"].outcome == "pass"
+    assert check(F.gelu, like="gelu", dtypes=[])["in place"].detail == "no in-place form; the input is left alone"
+    report = check(F.relu_, like="relu", dtypes=[])
+    assert report["in place"].detail == "it overwrites its input, and says so; it has no other form"
+    assert report["saved"].detail == "bytes per element: the output 4"
 
-    class Pretending(nn.Module):
-        def __init__(self, inplace=False):
-            super().__init__()
-            self.inplace = inplace
 
-        def forward(self, x):
-            return F.relu(x)
+def test_a_result_that_is_no_tensor_or_has_no_gradient():
+    report = check(lambda x: None, like="identity", dtypes=[torch.float32])
+    assert report["values float32"].detail == "it returned NoneType, and no tensor"
+    report = check(torch.Tensor.detach, like="identity", dtypes=[torch.float32])
+    assert report["values float32"].outcome == "pass"
+    assert "does not require grad" in report["derivative float32"].detail
 
-    line = check(Pretending, like="relu")["in place"]
-    assert line.outcome == "fail"
-    assert "the result is not the input" in line.detail
+
+def test_the_report_fits_a_narrow_terminal(monkeypatch):
+    report = check(MaskBelow, like="relu", dtypes=[torch.float32])
+    wide, narrow = report.table().splitlines(), report.table(width=72).splitlines()
+    assert len(wide) == 1 + len(report.lines)
+    assert max(map(len, narrow)) <= 72 < max(map(len, wide))
+    assert " ".join(report.table().split()) == " ".join(report.table(width=72).split())
+    assert str(report) == report.table()
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "72")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert str(report) == report.table(width=72)
 
 
 def test_what_it_takes():
@@ -321,6 +172,89 @@ def test_what_it_takes():
         check(3)
     with pytest.raises(TargetError, match="`like` is a known activation"):
         check("relu", like=F.relu)
+    with pytest.raises(TargetError, match="a class to check is an nn.Module or an autograd.Function"):
+        check(dict)
+    with pytest.raises(TargetError, match=r"try:   pass an instance: check\(Bilinear"):
+        check(nn.Bilinear)
+    with pytest.raises(TargetError, match="PReLU with several values of weight"):
+        check(nn.PReLU(3), like="prelu")
+    with pytest.raises(TargetError, match="prelu with several values of weight"):
+        check(actswap.nn.PReLU(num_parameters=3))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_an_instance_of_a_function_is_its_class_unless_it_has_state():
+    report = check(LegacyRelu(), like="relu", dtypes=[torch.float32])
+    assert report and report.title == "check LegacyRelu like relu"
+    stateful = LegacyRelu()
+    stateful.slope = 0.1
+    with pytest.raises(TargetError, match="given: LegacyRelu with slope"):
+        check(stateful, like="relu")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_functions_and_modules():
+    def swish(x):
+        return x * torch.sigmoid(x)
+
+    report = check(torch.jit.script(swish), like="silu", dtypes=[torch.float32])
+    assert report and report.title == "check swish like silu", str(report)
+    report = check(torch.jit.script(nn.Hardswish(inplace=False)), like="hardswish", dtypes=[torch.float32])
+    assert report and report.title == "check Hardswish like hardswish", str(report)
+    assert report["compile"].outcome == "note"
+
+
+def test_a_check_leaves_no_trace():
+    module = nn.PReLU()
+    before = torch.get_rng_state(), torch.get_num_threads(), module.weight._version
+    report = check(module, like="prelu")
+    assert report and check("rrelu"), str(report)
+    assert str(check(F.dropout)) == str(check(F.dropout))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (torch.get_num_threads(), module.weight._version)
+    assert module.weight.grad is None
+
+
+def test_the_caller_may_be_in_any_mode():
+    usual = str(check("softplus", dtypes=[torch.float16]))
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        with mode:
+            assert str(check("softplus", dtypes=[torch.float16])) == usual
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert str(check("softplus", dtypes=[torch.float16])) == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("TORCHDYNAMO_DISABLE", "PyTorch's compiler is switched off"), ("TORCH_COMPILE_DISABLE", "no compiled frames")],
+)
+def test_a_compiler_that_is_switched_off_proves_nothing(variable, words):
+    script = "import actswap; line = actswap.check('relu', dtypes=[])['compile']; print(line.outcome, line.detail)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, variable: "1"}
+    )
+    assert done.stdout.startswith("note ") and words in done.stdout
+
+
+def test_a_random_activation_is_the_same_under_one_seed_and_like_nothing():
+    with pytest.raises(TargetError, match="rrelu(.|\n)*eval mode"):
+        check(actswap.nn.RReLU())
+    with pytest.raises(TargetError, match="RReLU(.|\n)*eval mode"):
+        check(nn.RReLU(), like="rrelu")
+    for module in (actswap.nn.RReLU(), nn.RReLU()):
+        report = check(module.eval(), like="rrelu", dtypes=[torch.float32])
+        assert report, str(report)
+    line = check(F.dropout, dtypes=[])["deterministic"]
+    assert line.outcome == "pass"
+    assert line.detail.startswith("random; under one seed")
+
+
+def test_a_module_is_differentiated_by_its_parameters_too():
+    report = check(Scaled(), like="tanh", dtypes=[])
+    assert report["gradcheck"].detail == "13 points, float64 and 1 trained parameter"
 
 
 def test_saved_states_are_checked_through_the_module():
@@ -329,7 +263,14 @@ def test_saved_states_are_checked_through_the_module():
     assert report["saved"].data == {"bytes_per_element": 4.0, "output": 4.0}
     report = check(actswap.nn.PReLU(num_parameters=1))
     assert report, str(report)
-    assert "1 trained parameters per channel" in report["gradcheck"].detail
+    assert "1 trained parameter per channel" in report["gradcheck"].detail
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("activation", EVERY)
+def test_every_built_in_passes_at_every_number(activation):
+    report = check(activation, exhaustive=True)
+    assert report, str(report)
 
 
 def test_exhaustive_reads_every_bit_pattern():
@@ -383,6 +324,12 @@ def test_steps_and_ulps(dtype):
     ]  # fmt: skip
 
 
+def test_the_reference_has_numbers_far_out_in_the_tails():
+    for name, x in [("sqrtsoftplus", -2000.0), ("laplace", -1e9), ("clipped_gelu", -1e10)]:
+        assert [t.item() for t in reference(CATALOG[name], torch.tensor([x]), CATALOG[name].bind({}))[:2]] == [0, 0]
+    assert reference(CATALOG["relu"], torch.tensor([math.nan]), {})[0].isnan()
+
+
 def test_the_grid_avoids_the_kinks_and_stands_close_to_them():
     points = grid((0.0, 3.0), torch.float32)
     assert points.isfinite().all()
@@ -406,6 +353,6 @@ def test_kept_counts_what_only_the_graph_holds():
     x = torch.randn(100)
     assert kept(torch.sigmoid, x).kinds == {"output": 400}
     assert kept(F.silu, x).kinds == {"input": 400}
-    assert kept(lambda t: t * torch.sigmoid(t), x).kinds == {"input": 400, "neither input nor output": 400}
+    assert kept(lambda t: t * torch.sigmoid(t), x).kinds == {"input": 400, NEITHER: 400}
     assert kept(lambda t: t + 1, x).total == 0
     assert kept(F.silu, x, grad=False).total == 0

@@ -23,7 +23,9 @@ LEVELS = [
     {"catalog"},
     {"functions"},
     {"autograd"},
-    {"comparing", "subjects"},
+    {"comparing", "subjects", "storages", "progress"},
+    {"accuracy"},
+    {"transforms", "manners"},
     {"checking"},
     {"registry"},
     {"functional", "adapters"},
@@ -53,7 +55,7 @@ LEVELS = [
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 # Who may import what besides torch and the standard library.
-FOREIGN = {"cli": {"typer", "rich", "timm", "torchvision", "matplotlib"}, "testing": {"pytest"}}
+FOREIGN = {"progress": {"rich"}, "cli": {"typer", "rich", "timm", "torchvision", "matplotlib"}, "testing": {"pytest"}}
 
 LONGEST = 360
 

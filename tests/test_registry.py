@@ -13,9 +13,9 @@ from actswap import autograd, functional, registry
 from actswap.activation import Activation, Domain, State
 from actswap.catalog import CATALOG
 from actswap.checking import check
-from actswap.comparing import kept
 from actswap.errors import RegistrationError, UnknownActivationError
 from actswap.registry import get, names, register, unregister
+from actswap.storages import kept
 
 # torch.func loads PyTorch's own decompositions by torch.jit.script, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")
