@@ -162,7 +162,20 @@ class Entry(Edit):
 
     def problem(self) -> str | None:
         now = self._table.get(self.key, MISSING)
-        return None if now is self.new else f"{self.key} is {_named(now)}, and was {_named(self.new)} after the swap"
+        if _holds(now, self.new):
+            return None
+        return f"{self.key} is {_named(now)}, and was {_named(self.new)} after the swap"
+
+
+def _holds(now: Any, then: Any) -> bool:
+    """Whether a value is the same object, or a container of the same objects: exporting rebuilds lists and dicts."""
+    if now is then:
+        return True
+    if type(now) is not type(then) or not isinstance(now, (list, tuple, dict)) or len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return list(now) == list(then) and all(_holds(now[key], then[key]) for key in then)
+    return all(_holds(a, b) for a, b in zip(now, then, strict=True))
 
 
 def _named(value: Any) -> str:
