@@ -33,8 +33,8 @@ class _Bar:
             if not self.over:
                 self.shown = Progress(console=Console(stderr=True), transient=True)
                 self.shown.add_task("", total=self.total)
-                self.shown.start()
                 self.update()
+                self.shown.start()
 
     def begin(self, step: str) -> None:
         with self.lock:

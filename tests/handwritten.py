@@ -464,7 +464,7 @@ EXHIBITS = [
     (HoardingSwish, "silu", {"saved": BEHIND, "no grad": "under no_grad, 4 bytes per element stay alive"}),
     (
         WrongSignGelu, "gelu",
-        both("derivative", "0.41010618", "0.410106175, reference -0.07305096; error 0.48")
+        both("derivative", "error 0.48")
         | {"gradcheck": "at x = -0.81: 0.441739, finite differences -0.0237987"},
     ),
     (
@@ -479,7 +479,7 @@ EXHIBITS = [
     ),
     (
         MishOnDevices, "mish",
-        both("values", "-103.5, reference -4.3") | both("derivative", "reference 0.789877968")
+        both("values", "-103.5, reference -4.3") | both("derivative", "reference 0.78987")
         | both("NaN and inf", "PyTorch's is -0"),
     ),
     (ForgottenUpstream, "tanh", {"gradcheck": "finite differences"}),
@@ -496,9 +496,9 @@ EXHIBITS = [
     (WrongVmap, "tanh", {"vmap": "0.878692193, reference -0.66959026"}),
     (WrongJvp, "tanh", {"hessian": "3.7558063, reference 0.154989335"}),
     (Forgetful, "tanh", {**dict.fromkeys(("gradcheck", "gradgradcheck"), "finite"), "jacrev": "reference 0; error 1"}),
-    (compiled_wrong, "tanh", {"compile": "0.939074814, reference 0.940014839"}),
+    (compiled_wrong, "tanh", {"compile": "worst of 41 points"}),
     (wavering, "tanh", {"deterministic": "a second run gives other bits"}),
-    (shifted, "tanh", both("NaN and inf", "value at x = inf: nan") | {"vmap": "1.49760256, reference 0.998401705"}),
+    (shifted, "tanh", both("NaN and inf", "value at x = inf: nan") | {"vmap": "error 0.5"}),
     (Pretending, "relu", {"in place": "contiguous: the result is not the input"}),
     (Scaled(), "tanh", {}),
     (Scaled(wrong=True), "tanh", {"gradcheck": "with respect to input 1", "gradgradcheck": "with respect to input 1"}),
