@@ -53,7 +53,7 @@ class Callee:
 
     def makes(self, tables: Tables) -> bool:
         """Whether calling it makes a module and applies none."""
-        if self.made is not None:
+        if self.made is not None or isinstance(self.among, _Instances):
             return False
         known = [v for value in self._values() if any(activations(v := getattr(value, "value", value), tables))]
         return bool(known) and all(isinstance(value, type) for value in known)
@@ -263,7 +263,7 @@ def _table(expression: ast.expr, scope: Scope, tables: Tables, names: frozenset[
     """What a subscript picks from, where that holds an activation."""
     value = scope.resolve(expression)
     if isinstance(value, dict):
-        return value
+        return _Instances(value) if instantiates(value) else value
     if isinstance(value, (list, tuple)):
         return {**dict(enumerate(value)), **{i - len(value): item for i, item in enumerate(value)}}
     if isinstance(expression, ast.Attribute) and expression.attr == "__dict__":
@@ -288,6 +288,37 @@ def _table(expression: ast.expr, scope: Scope, tables: Tables, names: frozenset[
     else:
         return None
     return {key: callee(item, scope, tables, names) for key, item in items}
+
+
+_INSTANTIER = "transformers.activations.ClassInstantier"
+"""A dict of classes, or of classes and their arguments, whose items come as new instances."""
+
+
+def instantiates(value: Any) -> bool:
+    """Whether a value is such a dict."""
+    return f"{type(value).__module__}.{type(value).__qualname__}" == _INSTANTIER
+
+
+class _Instances(Mapping[str, Any]):
+    """What each key of such a dict gives; all that it may give are the classes."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table = table
+
+    def __getitem__(self, key: str) -> Any:
+        content = dict.__getitem__(self.table, key)
+        cls, arguments = content if isinstance(content, tuple) else (content, {})
+        return cls(**arguments)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def values(self) -> Any:
+        """The classes, none of which is made."""
+        return [content[0] if isinstance(content, tuple) else content for content in dict.values(self.table)]
 
 
 def held(expression: ast.Name | ast.Attribute, scope: Scope, tables: Tables) -> Mapping[Any, Any] | None:

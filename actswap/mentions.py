@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from actswap import opaque
+from actswap.callees import instantiates
 from actswap.classes import unwrapped
 from actswap.objects import Code, is_followed, leaves
 from actswap.patterns import MISSING
@@ -122,7 +123,7 @@ def _is_mention(value: Any, tables: Tables, made: bool) -> bool:
     """Whether an object that code names is an activation, or holds one or code that applies one."""
     if isinstance(value, type) and not isinstance(value, enum.EnumMeta):
         return made and (recognised_class(value, tables) is not None or applies(value, tables))
-    if tables.call(value):
+    if tables.call(value) or instantiates(value):
         return True
     if followed(value) and unwrapped(value) is not None:
         return False  # a helper, followed by itself

@@ -6,6 +6,7 @@ from torch.utils import _pytree as pytree
 
 pytest.importorskip("transformers", reason="the transformers library is not installed: pip install transformers")
 from architectures import KINDS, tiny
+from transformers.activations import ACT2FN
 from zoo import problems
 
 import actswap
@@ -42,8 +43,38 @@ def run(model, inputs):
     return [*out, *(g for g in grads if g is not None)]
 
 
+# What cannot be swapped, and why: never left in silence.
+REFUSED = {"mamba": "activation picks what is called, and is known only at run time"}
+
+
 def check_counts(name):
-    assert problems(*tiny(name)) == []
+    model, inputs = tiny(name)
+    if name in REFUSED:
+        with pytest.raises(actswap.BlockedSiteError, match=REFUSED[name]):
+            actswap.replace(model, "silu", "relu")
+    else:
+        assert problems(model, inputs) == []
+
+
+def test_an_activation_picked_by_its_name_from_the_library_s_table():
+    class Picking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.name = torch.nn.Linear(4, 4), "gelu_new"
+
+        def forward(self, x):
+            return self.linear(ACT2FN[self.name](self.linear(x)))
+
+    model, x = Picking(), torch.randn(3, 4)
+    before = model(x)
+    actswap.replace(model, "gelu_tanh", "softplus", example_inputs=x)
+    expected = model.linear(torch.nn.functional.softplus(model.linear(x)))
+    torch.testing.assert_close(model(x), expected)
+    model.name = "relu"
+    torch.testing.assert_close(model(x), model.linear(model.linear(x).relu()), rtol=0, atol=0)
+    model.name = "gelu_new"
+    actswap.restore(model)
+    assert torch.equal(model(x), before)
 
 
 def check_values(name):
