@@ -165,7 +165,8 @@ class _ClassScan:
         self, cls: type, name: str, function: FunctionType, bound: type | None = None
     ) -> Iterator[Activation]:
         for call in in_attribute(cls, name, function, self.tables, bound):
-            yield from call.candidates
+            if not call.idiom:  # nobody knows what it is for there: it would not be swapped in a module either
+                yield from call.candidates
 
     def _inside(self, leaf: Any) -> Iterator[Activation]:
         bound = None
