@@ -205,8 +205,9 @@ def rtdl_revisiting_models():
     from rtdl_revisiting_models import MLP, FTTransformer, ResNet
 
     yield "MLP", MLP(d_in=6, d_out=1, n_blocks=2, d_block=16, dropout=0.1), (torch.randn(4, 6),)
-    yield "ResNet", ResNet(d_in=6, d_out=1, n_blocks=2, d_block=16, d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.1,
-                           dropout2=0.1), (torch.randn(4, 6),)  # fmt: skip
+    dropped = {"dropout1": 0.1, "dropout2": 0.1}
+    residual = ResNet(d_in=6, d_out=1, n_blocks=2, d_block=16, d_hidden=None, d_hidden_multiplier=2.0, **dropped)
+    yield "ResNet", residual, (torch.randn(4, 6),)
     settings = FTTransformer.get_default_kwargs(n_blocks=1)
     yield "FTTransformer", FTTransformer(n_cont_features=6, cat_cardinalities=[], d_out=1, **settings), (
         torch.randn(4, 6), None,
