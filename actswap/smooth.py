@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,39 @@ def logistic(x: Tensor) -> Tensor:
 def decay(x: Tensor, rate: float = 1.0) -> Tensor:
     """exp(rate x) on the negative side and 1 on the other, so that no unused branch overflows."""
     return torch.exp(rate * x.clamp(max=0))
+
+
+def expit(z: Tensor) -> Tensor:
+    """The sigmoid down to the smallest number: `torch.sigmoid` in float32 is 0 below -88.7, where exp(-z) overflows."""
+    return torch.where(z < -80, decay(z), torch.sigmoid(z))
+
+
+def phase(x: Tensor, rate: Any) -> Tensor:
+    """The product rate x, cut to the largest number where it overflows, since the sine of infinity is not a number."""
+    product: Tensor = rate * x
+    if isinstance(rate, float) and abs(rate) <= 1:
+        return product
+    limit = torch.finfo(product.dtype).max
+    return torch.where(product.isinf() & x.isfinite(), product.clamp(-limit, limit), product)
+
+
+def rise(x: Tensor) -> Tensor:
+    """exp(x) - 1 for references: the autograd of expm1, y + 1, has no digits left where y is near -1."""
+    return torch.where(x < -1, torch.exp(x) - 1, torch.expm1(x.clamp(min=-2)))
+
+
+def hyperbolic(x: Tensor) -> Tensor:
+    """The hyperbolic tangent for references: its autograd is a product, and keeps its digits in the tails."""
+    mirrored = torch.where(x <= 0, x, -x)
+    y = rise(2 * mirrored) / (1 + torch.exp(2 * mirrored))
+    return torch.where(x <= 0, y, -y)
+
+
+def remainder(x: Tensor) -> Tensor:
+    """The difference x - tanh(x) for references: around 0 from its series, where the difference cancels."""
+    square = torch.where(x.abs() < 0.1, x, 0.0) ** 2
+    series = 1 / 3 - square * (2 / 15 - square * (17 / 315 - square * (62 / 2835 - square * (1382 / 155925))))
+    return torch.where(x.abs() < 0.1, x * square * series, x - hyperbolic(x))
 
 
 def tails(x: Tensor) -> Tensor:
@@ -70,7 +104,7 @@ tanh = Activation(
             kernel=lambda g, x: aten.tanh_backward.default(g, torch.tanh(x)),
         ),
     }, save="output", low=lambda p: -1.0, high=lambda p: 1.0,
-    reference=lambda x: torch.sinh(tails(x)) / torch.cosh(tails(x)),
+    reference=hyperbolic,
 )  # fmt: skip
 
 softsign = Activation(
@@ -84,7 +118,7 @@ softsign = Activation(
             batched=False,
         ),
     }, low=lambda p: -1.0, high=lambda p: 1.0,
-    reference=lambda x: x / torch.hypot(1 + x.abs(), torch.zeros_like(x)),
+    reference=lambda x: torch.where(x.abs() < 1, x / (1 + x.abs()), torch.sign(x) * (1 - 1 / (1 + x.abs()))),
 )  # fmt: skip
 
 
@@ -104,7 +138,7 @@ tanhshrink = Activation(
             kernel=lambda g, x: g + aten.tanh_backward.default(-g, torch.tanh(x)),
         ),
     },
-    reference=lambda x: x - torch.sinh(tails(x)) / torch.cosh(tails(x)),
+    reference=remainder,
 )  # fmt: skip
 
 softplus = Activation(
@@ -187,7 +221,7 @@ elu = Activation(
         ),
     }, save_="output",
     kinks=lambda p: (0.0,), low=lambda p: -max(p["alpha"], 0.0),
-    reference=lambda x, alpha: torch.where(x <= 0, alpha * torch.expm1(x.clamp(max=0)), x),
+    reference=lambda x, alpha: torch.where(x <= 0, alpha * rise(x.clamp(max=0)), x),
 )  # fmt: skip
 
 celu = Activation(
@@ -209,7 +243,7 @@ celu = Activation(
         ),
     }, save_="output",
     kinks=lambda p: (0.0,), low=lambda p: -max(p["alpha"], 0.0),
-    reference=lambda x, alpha: torch.where(x <= 0, alpha * torch.expm1(torch.where(x <= 0, x, 0.0) / alpha), x),
+    reference=lambda x, alpha: torch.where(x <= 0, alpha * rise(torch.where(x <= 0, x, 0.0) / alpha), x),
 )  # fmt: skip
 
 selu = Activation(
@@ -230,16 +264,16 @@ selu = Activation(
         ),
     }, save_="output",
     kinks=lambda p: (0.0,), low=lambda p: -SELU_SCALE * SELU_ALPHA,
-    reference=lambda x: SELU_SCALE * torch.where(x <= 0, SELU_ALPHA * torch.expm1(x.clamp(max=0)), x),
+    reference=lambda x: SELU_SCALE * torch.where(x <= 0, SELU_ALPHA * rise(x.clamp(max=0)), x),
 )  # fmt: skip
 
 sine = Activation(
     name="sine", formula="sin(omega x)", source="Sitzmann et al. 2020, arXiv:2006.09661",
     parameters=(Parameter("omega", 1.0),),
-    forward=own(lambda x, omega: torch.sin(omega * x)),
+    forward=own(lambda x, omega: torch.sin(phase(x, omega))),
     states={
         "input": State(
-            derivative=lambda x, omega: omega * torch.cos(omega * x),
+            derivative=lambda x, omega: omega * torch.cos(phase(x, omega)),
             second=lambda x, omega: -(omega * omega) * torch.sin(omega * x),
         ),
     }, low=lambda p: -1.0, high=lambda p: 1.0, monotonic=False,
@@ -258,7 +292,7 @@ laplace = Activation(
             ),
         ),
     }, low=lambda p: 0.0, high=lambda p: 1.0,
-    reference=lambda x, mu, sigma: torch.exp(torch.special.log_ndtr((x - mu) / sigma)),
+    reference=lambda x, mu, sigma: torch.exp(torch.special.log_ndtr(tails((x - mu) / sigma))),
 )  # fmt: skip
 
 sqrtsoftplus = Activation(
@@ -274,7 +308,9 @@ sqrtsoftplus = Activation(
             second=lambda x: torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2) / 4, root_bend(x)),
         ),
     }, low=lambda p: 0.0,
-    reference=lambda x: torch.sqrt(torch.logaddexp(x, torch.zeros_like(x))),
+    reference=lambda x: torch.where(
+        x < -50, decay(x, 0.5), torch.sqrt(torch.logaddexp(x.clamp(min=-51), torch.zeros_like(x)))
+    ),
 )  # fmt: skip
 
 
