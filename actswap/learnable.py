@@ -103,9 +103,14 @@ def gate(value: Any) -> Any:
     return torch.sigmoid(value) if isinstance(value, Tensor) else 1 / (1 + math.exp(-value))
 
 
+def rest(x: Tensor, eps: float) -> Tensor:
+    """expm1(min(x, eps)), which the negative side of xielu levels off to."""
+    return torch.expm1(where(x > eps, float(eps), x, x))
+
+
 def dip(x: Tensor, eps: float) -> Tensor:
-    """expm1(min(x, eps)) - x, the negative side of xielu."""
-    return torch.expm1(where(x >= eps, float(eps), x, x)) - x
+    """The factor of xielu's alpha_n."""
+    return rest(x, eps) - x
 
 
 xielu = Activation(
@@ -118,16 +123,17 @@ xielu = Activation(
         Parameter("beta", 0.5), Parameter("eps", -1e-6, Domain(high=0.0)),
     ),
     forward=own(lambda x, alpha_p, alpha_n, beta, eps: torch.where(
-        x > 0, positive(alpha_p) * x * x + beta * x, dip(x, eps) * (beta + positive(alpha_n)) + beta * x)),
+        x > 0, positive(alpha_p) * x * x + beta * x,
+        (beta + positive(alpha_n)) * rest(x, eps) - positive(alpha_n) * x)),
     states={
         "input": State(
             derivative=lambda x, alpha_p, alpha_n, beta, eps: torch.where(
                 x > 0, 2 * positive(alpha_p) * x,
-                (torch.where(x >= eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) - 1)
+                (torch.where(x > eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) - 1)
                 * (beta + positive(alpha_n))) + beta,
             second=lambda x, alpha_p, alpha_n, beta, eps: torch.where(
                 x > 0, 2 * positive(alpha_p) * torch.ones_like(x),
-                torch.where(x >= eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) * (beta + positive(alpha_n))),
+                torch.where(x > eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) * (beta + positive(alpha_n))),
         ),
     },
     gradients={

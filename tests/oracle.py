@@ -82,7 +82,9 @@ cosh = lift(mp.cosh, lambda x, y: (exp(x) - exp(-x)) / 2)
 tanh = lift(mp.tanh, lambda x, y: 1 / cosh(x) ** 2)
 cos = lift(mp.cos, lambda x, y: -sin(x))
 sin = lift(mp.sin, lambda x, y: cos(x))
-erfc = lift(mp.erfc, lambda x, y: -2 / mp.sqrt(mp.pi) * exp(-x * x))
+erfc = lift(
+    lambda x: mp.erfc(x) if abs(x) < 1e6 else mp.mpf(2 * (x < 0)), lambda x, y: -2 / mp.sqrt(mp.pi) * exp(-x * x)
+)
 sqrt = lift(mp.sqrt, lambda x, y: 1 / (2 * y))
 
 
