@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from actswap.comparing import INTEGER, every, reference, run, ulp
 
 
 def domain(parameter: Parameter) -> list[Any]:
-    """Values from a parameter's own domain: the other mode, a closed end, and halfway between an end and the default."""
+    """Values from a parameter's own domain: the other mode, closed ends, and halfway between end and default."""
     if parameter.mode:
         return [not parameter.default]
     ends = [end for end in (parameter.domain.low, parameter.domain.high) if math.isfinite(end)]
@@ -26,17 +26,20 @@ def domain(parameter: Parameter) -> list[Any]:
     return [value for value in (*ends, *near) if value in parameter.domain]
 
 
-def settings(activation: Activation) -> list[dict[str, Any]]:
+def settings(activation: Activation, dtype: torch.dtype) -> list[dict[str, Any]]:
     """The defaults, the awkward values of the oracle's table, and those of each parameter's domain.
 
-    Trained parameters take bfloat16 numbers, which every dtype has, as they are tensors of the input's dtype.
+    Constants are the float32 numbers that PyTorch's kernels compute with, except in float64; trained parameters are
+    tensors of the input's dtype, and so bfloat16 numbers, which every dtype has.
     """
     tried = [{}, *oracle.AWKWARD.get(activation.name, [])]
     tried += [{p.name: value} for p in activation.parameters for value in domain(p)]
     found: list[dict[str, Any]] = []
     for given in tried:
         whole = {**activation.defaults, **given}
-        whole |= {p.name: torch.tensor(whole[p.name]).bfloat16().item() for p in activation.learnable}
+        for p in activation.parameters:
+            size = torch.bfloat16 if p.learnable else torch.float64 if dtype == torch.float64 else torch.float32
+            whole[p.name] = whole[p.name] if p.mode else torch.tensor(whole[p.name], dtype=size).item()
         if (activation.requires is None or activation.requires[0](whole)) and whole not in found:
             found.append(whole)
     return found
@@ -108,9 +111,9 @@ class Case:
         return run(call, x, upstream)
 
 
-def cases(activation: Activation) -> Iterator[Case]:
+def cases(activation: Activation, dtype: torch.dtype) -> Iterator[Case]:
     """Every parameter setting, state that it permits, and form."""
-    for params in settings(activation):
+    for params in settings(activation, dtype):
         permitted = [k for k, s in activation.states.items() if s.allowed is None or s.allowed(params)]
         for save in permitted or ["none"]:
             for inplace in (False, True):
@@ -188,9 +191,9 @@ def truth(activation: Activation, params: dict[str, Any], x: Tensor) -> Truth:
     return Truth(point, reference(activation, point, params)[:2], tuple(sides))
 
 
-def exactly(activation: Activation, params: dict[str, Any], x: Tensor) -> Truth:
-    """The truth from mpmath, at some 150 microseconds a point."""
-    numbers = [oracle.exact(activation.name, at, params) for at in x.tolist()]
+def exactly(activation: Activation, params: dict[str, Any], x: Tensor, mapping: Callable[..., Any] = map) -> Truth:
+    """The truth from mpmath, at some 200 microseconds a point; `mapping` may be that of a pool of processes."""
+    numbers = list(mapping(partial(oracle.exact, activation.name, params=params), x.tolist()))
     value, slope = torch.tensor(numbers, dtype=torch.float64).reshape(-1, 2).unbind(1)
     return replace(truth(activation, params, x), parts=(value, slope))
 
@@ -209,6 +212,7 @@ def moved(activation: Activation, params: dict[str, Any], x: Tensor) -> tuple[Te
         parts = reference(activation, point, params)
         spans = [(point * by).abs().nan_to_num(nan=0.0, posinf=info.max) * info.eps for by in parts[1:]]
         wild = torch.stack([span > part.abs() * 2**-10 for span, part in zip(spans, parts, strict=False)]).any(0)
+        wild |= parts[0].isnan()
         spans = [span.masked_fill(wild, math.inf) for span in spans]
     else:
         shifts = [1 + info.eps * math.sin(k * k) for k in range(16)]  # irregular, or they step over whole periods

@@ -75,7 +75,12 @@ def lift(function, derivative):
     return lifted
 
 
-exp = lift(mp.exp, lambda x, y: y)
+def power(x):
+    """exp(x), with a limit far outside of every float, since the digits of larger powers take their time."""
+    return mp.exp(x) if abs(x) < 1e6 else mp.ldexp(1, 10**7 if x > 0 else -(10**7))
+
+
+exp = lift(power, lambda x, y: y)
 expm1 = lift(mp.expm1, lambda x, y: exp(x))
 log1p = lift(mp.log1p, lambda x, y: 1 / (1 + x))
 cosh = lift(mp.cosh, lambda x, y: (exp(x) - exp(-x)) / 2)
@@ -97,7 +102,7 @@ def normal(x):
 
 
 def softplus(x, beta=1.0, threshold=mp.inf):
-    return x if beta * x > threshold else log1p(exp(beta * x)) / beta
+    return x if beta * x > threshold else (max(beta * x, mp.mpf(0)) + log1p(exp(-abs(beta * x)))) / beta
 
 
 TRUTH: dict[str, Callable[..., Any]] = {
