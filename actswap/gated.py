@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from actswap.activation import HALF, Activation, Parameter, State, own
 from actswap.piecewise import aten, unless
-from actswap.smooth import PHI, expit, logistic, tails
+from actswap.smooth import PHI
+from actswap.stable import expit, logistic, tails
 
 SILU_LOW, GELU_LOW = -0.27846454276107380, -0.16997120747990369
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from actswap.activation import Activation, Domain, Parameter, State, own
 from actswap.gated import SILU_LOW, swish_bend, swish_slope
 from actswap.piecewise import aten, unless, where
-from actswap.smooth import expit, logistic, phase, rise
+from actswap.stable import expit, logistic, phase, rise
 
 
 def prelu_forward(x: Tensor, weight: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,58 +10,11 @@ from torch.nn import functional as F
 
 from actswap.activation import Activation, Domain, Parameter, State, own
 from actswap.piecewise import aten, unless, where
+from actswap.stable import decay, hyperbolic, logistic, phase, remainder, rise, tails
 
 PHI = 1 / math.sqrt(2 * math.pi)
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 POSITIVE = Domain(0.0, open=True)
-
-
-def logistic(x: Tensor) -> Tensor:
-    """The sigmoid from its logarithm, for references: no cancellation in either tail."""
-    return torch.exp(-torch.logaddexp(torch.zeros_like(x), -x))
-
-
-def decay(x: Tensor, rate: float = 1.0) -> Tensor:
-    """exp(rate x) on the negative side and 1 on the other, so that no unused branch overflows."""
-    return torch.exp(rate * x.clamp(max=0))
-
-
-def expit(z: Tensor) -> Tensor:
-    """The sigmoid down to the smallest number: `torch.sigmoid` in float32 is 0 below -88.7, where exp(-z) overflows."""
-    return torch.where(z < -80, decay(z), torch.sigmoid(z))
-
-
-def phase(x: Tensor, rate: Any) -> Tensor:
-    """The product rate x, cut to the largest number where it overflows, since the sine of infinity is not a number."""
-    product: Tensor = rate * x
-    if isinstance(rate, float) and abs(rate) <= 1:
-        return product
-    limit = torch.finfo(product.dtype).max
-    return torch.where(product.isinf() & x.isfinite(), product.clamp(-limit, limit), product)
-
-
-def rise(x: Tensor) -> Tensor:
-    """exp(x) - 1 for references: the autograd of expm1, y + 1, has no digits left where y is near -1."""
-    return torch.where(x < -1, torch.exp(x) - 1, torch.expm1(x.clamp(min=-2)))
-
-
-def hyperbolic(x: Tensor) -> Tensor:
-    """The hyperbolic tangent for references: its autograd is a product, and keeps its digits in the tails."""
-    mirrored = torch.where(x <= 0, x, -x)
-    y = rise(2 * mirrored) / (1 + torch.exp(2 * mirrored))
-    return torch.where(x <= 0, y, -y)
-
-
-def remainder(x: Tensor) -> Tensor:
-    """The difference x - tanh(x) for references: around 0 from its series, where the difference cancels."""
-    square = torch.where(x.abs() < 0.1, x, 0.0) ** 2
-    series = 1 / 3 - square * (2 / 15 - square * (17 / 315 - square * (62 / 2835 - square * (1382 / 155925))))
-    return torch.where(x.abs() < 0.1, x * square * series, x - hyperbolic(x))
-
-
-def tails(x: Tensor) -> Tensor:
-    """`x` cut at ±50, where the bell curves below are 0 in float64, so that no square of it overflows."""
-    return x.clamp(-50, 50)
 
 
 def single(value: float) -> float:
@@ -223,7 +175,7 @@ elu = Activation(
         ),
     }, save_="output",
     kinks=lambda p: (0.0,), low=lambda p: -max(p["alpha"], 0.0),
-    reference=lambda x, alpha: torch.where(x <= 0, alpha * rise(x.clamp(max=0)), x),
+    reference=lambda x, alpha: torch.where(x <= 0, alpha * rise(torch.where(x <= 0, x, 0.0)), x),
 )  # fmt: skip
 
 celu = Activation(
@@ -241,7 +193,7 @@ celu = Activation(
             derivative=lambda y, alpha: torch.where(y <= 0, y / alpha + 1, 1.0),
             second=lambda y, alpha: torch.where(y <= 0, torch.full_like(y, 1 / alpha), 0.0),
             kernel=lambda g, y, alpha: aten.elu_backward.default(g, alpha, 1, 1.0 / single(alpha), True, y),
-            allowed=lambda p: p["alpha"] > 0, needs="alpha > 0", 
+            allowed=lambda p: p["alpha"] > 0, needs="alpha > 0",
             # 0.5 for an alpha that is a power of two and in half precision; else y itself is off by up to 0.8, and this
             # is what PyTorch's in-place op computes
             bound=1.0,
@@ -265,11 +217,11 @@ selu = Activation(
             derivative=lambda y: torch.where(y <= 0, y + SELU_SCALE * SELU_ALPHA, SELU_SCALE),
             second=lambda y: (y <= 0).to(y.dtype),
             kernel=lambda g, y: aten.elu_backward.default(g, SELU_ALPHA, SELU_SCALE, 1, True, y),
-            bound=0.6,
+            bound=0.65,  # PyTorch's in-place op too
         ),
     }, save_="output",
     kinks=lambda p: (0.0,), low=lambda p: -SELU_SCALE * SELU_ALPHA,
-    reference=lambda x: SELU_SCALE * torch.where(x <= 0, SELU_ALPHA * rise(x.clamp(max=0)), x),
+    reference=lambda x: SELU_SCALE * torch.where(x <= 0, SELU_ALPHA * rise(torch.where(x <= 0, x, 0.0)), x),
 )  # fmt: skip
 
 sine = Activation(

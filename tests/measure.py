@@ -245,6 +245,11 @@ class Errors:
         """In machine epsilons, whatever the size of the truth."""
         return self.error / torch.finfo(self.dtype).eps
 
+    @property
+    def scaled(self) -> Tensor:
+        """In machine epsilons, of the truth where that is more than 1."""
+        return self.eps / self.want.abs().clamp(min=1)
+
     def beyond(self, slack: Tensor) -> Tensor:
         """In spacings, or in this slack where it is more."""
         return self.error / torch.maximum(ulp(self.want, self.dtype), slack)
@@ -258,19 +263,20 @@ class Errors:
 def errors(got: Tensor, right: Truth, part: int) -> Errors:
     """`got` against the value (part 0) or derivative (part 1) of the truth; at a kink, against its nearer side."""
     info, want = torch.finfo(got.dtype), right.parts[part]
-    result = got.double()
+    top = info.max * (1 + info.eps / 2)  # the number after the greatest, which rounds to infinity
+    result = got.double().clamp(-top, top)
 
     def distance(true: Tensor) -> Tensor:
-        limit = info.max * (1 + info.eps / 4)
-        true = torch.where(true.abs() > limit, torch.sign(true) * math.inf, true)
+        true = torch.where(true.abs() > info.max * (1 + info.eps / 4), torch.sign(true) * top, true)
         off = torch.where((result == true) | (result.isnan() & true.isnan()), 0.0, (result - true).abs())
         return torch.where(off.isnan(), math.inf, off)
 
     off = distance(want)
     for near, *ends in right.sides:
         for end in ends[part]:
-            off = torch.where(near, torch.minimum(off, distance(end)), off)
-    return Errors(got.dtype, right.x, result, want, off)
+            nearer = near & (distance(end) < off)
+            want, off = torch.where(nearer, end, want), torch.where(nearer, distance(end), off)
+    return Errors(got.dtype, right.x, got.double(), want, off)
 
 
 def same(a: Tensor, b: Tensor) -> Tensor:

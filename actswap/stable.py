@@ -1,0 +1,60 @@
+"""Functions that keep their digits where the usual way of writing them overflows or cancels; formulas are made of them.
+
+`logistic`, `rise`, `hyperbolic` and `remainder` are for references, whose derivative comes from autograd and must keep
+its digits too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def logistic(x: Tensor) -> Tensor:
+    """The sigmoid from its logarithm, for references: no cancellation in either tail."""
+    return torch.exp(-torch.logaddexp(torch.zeros_like(x), -x))
+
+
+def decay(x: Tensor, rate: float = 1.0) -> Tensor:
+    """exp(rate x) on the negative side and 1 on the other, so that no unused branch overflows."""
+    return torch.exp(rate * x.clamp(max=0))
+
+
+def expit(z: Tensor) -> Tensor:
+    """The sigmoid down to the smallest number: `torch.sigmoid` in float32 is 0 below -88.7, where exp(-z) overflows."""
+    return torch.where(z < -80, decay(z), torch.sigmoid(z))
+
+
+def phase(x: Tensor, rate: Any) -> Tensor:
+    """The product rate x, cut to the largest number where it overflows, since the sine of infinity is not a number."""
+    product: Tensor = rate * x
+    if isinstance(rate, float) and abs(rate) <= 1:
+        return product
+    limit = torch.finfo(product.dtype).max
+    return torch.where(product.isinf() & x.isfinite(), product.clamp(-limit, limit), product)
+
+
+def rise(x: Tensor) -> Tensor:
+    """exp(x) - 1 for references: the autograd of expm1, y + 1, has no digits left where y is near -1."""
+    return torch.where(x < -1, torch.exp(x) - 1, torch.expm1(x.clamp(min=-2)))
+
+
+def hyperbolic(x: Tensor) -> Tensor:
+    """The hyperbolic tangent for references: its autograd is a product, and keeps its digits in the tails."""
+    mirrored = torch.where(x <= 0, x, -x)
+    y = rise(2 * mirrored) / (1 + torch.exp(2 * mirrored))
+    return torch.where(x <= 0, y, -y)
+
+
+def remainder(x: Tensor) -> Tensor:
+    """The difference x - tanh(x) for references: around 0 from its series, where the difference cancels."""
+    square = torch.where(x.abs() < 0.1, x, 0.0) ** 2
+    series = 1 / 3 - square * (2 / 15 - square * (17 / 315 - square * (62 / 2835 - square * (1382 / 155925))))
+    return torch.where(x.abs() < 0.1, x * square * series, x - hyperbolic(x))
+
+
+def tails(x: Tensor) -> Tensor:
+    """`x` cut at ±50, where the bell curves below are 0 in float64, so that no square of it overflows."""
+    return x.clamp(-50, 50)
