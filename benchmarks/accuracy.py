@@ -123,7 +123,7 @@ def results(dtype: torch.dtype, count: int, mapping: Callable[..., Any]) -> Iter
             case = cases[0]
             if known is None or known[0] != case.params:
                 x = points(activation, case.params, dtype, count)
-                exact = dtype == torch.float64 and not case.random
+                exact = dtype == torch.float64 and not case.encoded
                 right = (partial(measure.exactly, mapping=mapping) if exact else measure.truth)(
                     activation, case.params, x
                 )
@@ -131,10 +131,10 @@ def results(dtype: torch.dtype, count: int, mapping: Callable[..., Any]) -> Iter
             _, x, right = known
             said = bits(cases, x)
             ours, theirs = [], []
-            if not case.random:
+            if not case.encoded:
                 parts = range(1 if activation.surrogate else 2)
                 ours = [measure.errors(case.ours(x)[part], right, part) for part in parts]
-            if not case.random and activation.native:
+            if not case.encoded and activation.native:
                 own = replace(case, save=activation.save) if not case.same else case
                 theirs = [measure.errors(own.theirs(x)[part], right, part) for part in parts]
             yield Result(case, tuple(ours), tuple(theirs), said)
@@ -146,21 +146,19 @@ def figures(errors: tuple[Errors, ...]) -> list[str]:
     return [*(f"{float(f.max()):.3g}" for f in found), *["–"] * (3 - len(found))]
 
 
-def table(dtype: torch.dtype, found: list[Result]) -> Iterator[str]:
-    """The table of one dtype."""
-    yield f"## {str(dtype).removeprefix('torch.')}\n"
+def table(dtype: torch.dtype, rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """The table of one dtype, from rows of activation, parameters, saved state and the rest; like rows are one."""
     measured = ("value, ulp", "derivative, eps", "ulp")
     heads = ["activation", "parameters", "saved", *measured, f"PyTorch: {measured[0]}", *measured[1:], "bits"]
+    yield f"## {str(dtype).removeprefix('torch.')}\n"
     yield f"| {' | '.join(heads)} |"
     yield f"|---|---|---|{'--:|' * 6}---|"
-    merged: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
-    for result in found:
-        alike = (result.case.activation.name, *figures(result.ours), *figures(result.theirs), result.bits)
-        given, saved = merged.setdefault(alike, ([], []))
-        given += [text for text in [parameters(result.case) or "default"] if text not in given]
-        saved += [text for text in [result.case.save] if text not in saved]
-    for (name, *cells), (given, saved) in merged.items():
-        yield f"| {' | '.join([name, '; '.join(given), ', '.join(saved), *cells])} |"
+    merged: dict[tuple[str, ...], tuple[dict[str, None], dict[str, None]]] = {}
+    for name, given, saved, *cells in rows:
+        settings, states = merged.setdefault((name, *cells), ({}, {}))
+        settings[given or "default"] = states[saved] = None
+    for (name, *cells), (settings, states) in merged.items():
+        yield f"| {' | '.join([name, '; '.join(settings), ', '.join(states), *cells])} |"
     yield ""
 
 
@@ -172,26 +170,23 @@ def faulty(errors: Errors, slack: Tensor) -> dict[str, Tensor]:
     return {"not finite": ~errors.got.isfinite() & (size <= info.max), "few digits": lost & errors.got.isfinite()}
 
 
-def faults(dtype: torch.dtype, found: list[Result], native: bool) -> Iterator[str]:
-    """A line for each op, quantity and kind of fault, for the first parameters that show it; of ours, by default."""
-    seen = set()
-    for result in found:
-        case = result.case
-        of = result.theirs if native else result.ours
-        if not of or case.activation.native != native or (not native and parameters(case)):
-            continue
-        slacks = measure.moved(case.activation, case.params, of[0].x.to(dtype))
-        for what, errors, slack in zip(WHAT, of, slacks, strict=False):
-            for kind, where in faulty(errors, slack).items():
-                if not where.any() or (case.activation.name, what, kind) in seen:
-                    continue
-                seen.add((case.activation.name, what, kind))
+def faults(result: Result) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with PyTorch's op, or else with ours: name, quantity and kind of fault, and their line."""
+    case, of = result.case, result.theirs or result.ours
+    if not of:
+        return
+    dtype = of[0].dtype
+    slacks = measure.moved(case.activation, case.params, of[0].x.to(dtype))
+    for what, errors, slack in zip(WHAT, of, slacks, strict=False):
+        for kind, where in faulty(errors, slack).items():
+            if where.any():
                 nearest = int(torch.where(where, errors.x.abs(), torch.inf).argmin())
                 worst = int(torch.where(where, errors.ulps.nan_to_num(posinf=1e300), -1.0).argmax())
                 cells = [f"{case.activation.name} {parameters(case)}", str(dtype).removeprefix("torch."), what, kind]
                 for i in (nearest, worst):
                     cells += [f"{errors.x[i]:.5g}", f"{errors.got[i]:.5g}", f"{errors.want[i]:.5g}"]
-                yield "| " + " | ".join([*cells, f"{errors.ulps[worst]:.3g}"]) + " |"
+                line = " | ".join([*cells, f"{errors.ulps[worst]:.3g}"])
+                yield (case.activation.name, str(dtype), what, kind), f"| {line} |"
 
 
 def main() -> None:
@@ -202,13 +197,18 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     counts = COUNTS[arguments.full]
-    tables, listed, exceptions = [], [], []
+    tables: list[str] = []
+    listed: dict[bool, dict[tuple[str, ...], str]] = {True: {}, False: {}}  # of PyTorch's ops, and of ours
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for dtype in DTYPES:
-            found = list(results(dtype, counts.get(dtype, 0), partial(pool.map, chunksize=200)))
-            tables += table(dtype, found)
-            listed += faults(dtype, found, native=True)
-            exceptions += faults(dtype, found, native=False)
+            rows = []
+            for result in results(dtype, counts.get(dtype, 0), partial(pool.map, chunksize=200)):
+                case, errors = result.case, (*figures(result.ours), *figures(result.theirs))
+                rows.append((case.activation.name, parameters(case), case.save, *errors, result.bits))
+                if case.activation.native or not parameters(case):
+                    for key, line in faults(result):
+                        listed[case.activation.native].setdefault(key, line)
+            tables += table(dtype, rows)
     versions = f"torch {torch.__version__}, mpmath {mpmath.__version__}, Python {platform.python_version()}"
     introduction = INTRODUCTION.format(
         option=" --full" * arguments.full, versions=f"{versions}, {platform.machine()}, CPU",
@@ -217,15 +217,15 @@ def main() -> None:
     lines = [
         introduction,
         *tables,
-        FAULTS.format(exceptions="these have some by default" if exceptions else "none has any by default"),
+        FAULTS.format(exceptions="these have some by default" if listed[False] else "none has any by default"),
         "| op | dtype | of | fault | from x = | got | truth | worst x = | got | truth | ulp |",
         "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-        *listed,
-        *exceptions,
+        *listed[True].values(),
+        *listed[False].values(),
     ]
     arguments.out.parent.mkdir(exist_ok=True)
     arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{len(listed)} faults of PyTorch's, {len(exceptions)} of ours; the page is {arguments.out}")
+    print(f"{len(listed[True])} faults of PyTorch's, {len(listed[False])} of ours; the page is {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ class Case:
         return f"{self.activation.name}({values}) saving {self.save}{', in place' * self.inplace}"
 
     @property
-    def random(self) -> bool:
-        """Whether it draws random numbers, so that there is no truth to compare with."""
+    def encoded(self) -> bool:
+        """Whether it saves neither input nor output: noise or packed bits, whose gradient need be no derivative."""
         state = self.activation.states.get(self.save)
         return state is not None and state.forward is not None
 
