@@ -51,7 +51,7 @@ silu = Activation(
 
 quick_gelu = Activation(
     name="quick_gelu", formula="x sigmoid(1.702 x)", source="Hendrycks and Gimpel 2016, arXiv:1606.08415",
-    forward=own(lambda x: x * expit(1.702 * x)),
+    forward=own(lambda x: x * torch.sigmoid(1.702 * x), half=lambda x: x * expit(1.702 * x)),
     states={
         "input": State(
             derivative=lambda x: swish_slope(x, 1.702),

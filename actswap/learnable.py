@@ -53,7 +53,7 @@ prelu = Activation(
 swish_beta = Activation(
     name="swish_beta", formula="x sigmoid(beta x)", source="Ramachandran et al. 2017, arXiv:1710.05941",
     parameters=(Parameter("beta", 1.0, learnable=True),),
-    forward=own(lambda x, beta: x * expit(beta * x)),
+    forward=own(lambda x, beta: x * torch.sigmoid(beta * x), half=lambda x, beta: x * expit(beta * x)),
     states={"input": State(derivative=swish_slope, second=swish_bend)},
     gradients={"beta": lambda x, beta: x * x * torch.sigmoid(beta * x) * torch.sigmoid(-beta * x)},
     monotonic=False,

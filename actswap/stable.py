@@ -6,10 +6,12 @@ its digits too.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def logistic(x: Tensor) -> Tensor:
@@ -23,17 +25,17 @@ def decay(x: Tensor, rate: float = 1.0) -> Tensor:
 
 
 def expit(z: Tensor) -> Tensor:
-    """The sigmoid down to the smallest number: `torch.sigmoid` in float32 is 0 below -88.7, where exp(-z) overflows."""
-    return torch.where(z < -80, decay(z), torch.sigmoid(z))
+    """The sigmoid down to the smallest number: `torch.sigmoid` in float32 is 0 below -88.7, where exp(-z) overflows.
+
+    Below -40, sigmoid(z) is sigmoid(z + 40) exp(-40); above, that is less.
+    """
+    return torch.maximum(torch.sigmoid(z), torch.sigmoid(z + 40) * math.exp(-40))
 
 
 def phase(x: Tensor, rate: Any) -> Tensor:
-    """The product rate x, cut to the largest number where it overflows, since the sine of infinity is not a number."""
-    product: Tensor = rate * x
-    if isinstance(rate, float) and abs(rate) <= 1:
-        return product
-    limit = torch.finfo(product.dtype).max
-    return torch.where(product.isinf() & x.isfinite(), product.clamp(-limit, limit), product)
+    """The product rate x, at most the largest number, since the sine of infinity is not a number."""
+    limit = torch.finfo(x.dtype).max
+    return F.hardtanh(rate * x, -limit, limit)
 
 
 def rise(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ BOUNDED = [pytest.param(a, id=a.name) for a in CATALOG.values() if any(s.bound f
 EVERY = [pytest.param(a, id=a.name) for a in CATALOG.values()]
 COUNTS = [pytest.param(2**12, id="sample"), pytest.param(2**20, id="all", marks=pytest.mark.exhaustive)]
 
-SPACINGS = {"laplace": 64.0, "snake": 8.0, "quick_gelu": 10.0}
+SPACINGS = {"laplace": 64.0, "snake": 8.0, "quick_gelu": 20.0}
 """What our own formulas reach in float32 and float64, in ulp; 6 where nothing is said.
 
 laplace: around a small x, the rounding of x - mu is one of mu. snake: a sine squared, divided by alpha.
@@ -143,7 +143,7 @@ def assert_truth_is_true(activation: Activation, x: torch.Tensor, mapping) -> No
             keep = (points == points.float()) & (want.abs() < torch.finfo(torch.float32).max) & ~near & slack.isfinite()
             assert keep.sum() > 30, "most are left out"
             off = (((got - want).abs() - 2 * slack) / ulp(want, torch.float32))[keep]
-            assert off.max() <= 0.05, f"{params}: the reference is {off.max()} ulp off at {points[keep][off.argmax()]}"
+            assert off.max() <= 0.1, f"{params}: the reference is {off.max()} ulp off at {points[keep][off.argmax()]}"
         for case in measure.cases(activation, torch.float64):
             if case.params == params and not activation.native:
                 assert_within(case, points, exact, SPACINGS.get(activation.name, 6.0))
