@@ -58,5 +58,5 @@ def remainder(x: Tensor) -> Tensor:
 
 
 def tails(x: Tensor) -> Tensor:
-    """`x` cut at ±50, where the bell curves below are 0 in float64, so that no square of it overflows."""
+    """`x` cut at ±50, where every bell curve is 0 in float64, so that no square of it overflows."""
     return x.clamp(-50, 50)
