@@ -263,8 +263,12 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes for which our own formulas compute in float32 inside."""
 
 
-def own(formula: Formula) -> Formula:
+def own(formula: Formula, half: Formula | None = None) -> Formula:
     """`formula` as a forward of our own: half precision computes in float32 inside, and the dtype stays.
+
+    Args:
+        formula: the function, in torch operations.
+        half: another way to write it for half precision, where digits need more operations than float32 should pay.
 
     Raises:
         NotImplementedError: the input is an integer, boolean or complex tensor (PyTorch's error class for that).
@@ -279,7 +283,7 @@ def own(formula: Formula) -> Formula:
             raise NotImplementedError(f"a formula for real numbers is not implemented for {x.dtype}")
         if x.dtype in HALF:
             named = {name: wide(value) for name, value in params.items()}
-            return formula(x.float(), *(wide(value) for value in values), **named).to(x.dtype)
+            return (half or formula)(x.float(), *(wide(value) for value in values), **named).to(x.dtype)
         y = formula(x, *values, **params)
         return y if y.dtype == x.dtype else y.to(x.dtype)
 

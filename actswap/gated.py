@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from actswap.activation import HALF, Activation, Parameter, State, own
 from actswap.piecewise import aten
-from actswap.smooth import PHI, logistic, tails
+from actswap.smooth import PHI
+from actswap.stable import expit, logistic, tails
 
 SILU_LOW, GELU_LOW = -0.27846454276107380, -0.16997120747990369
 
@@ -22,7 +23,8 @@ erfc: Callable[[Tensor], Tensor] = torch.special.erfc
 
 def swish_slope(x: Tensor, beta: Any) -> Tensor:
     """The derivative of x sigmoid(beta x)."""
-    slope: Tensor = torch.sigmoid(beta * x) * (1 + beta * x * torch.sigmoid(-beta * x))
+    z = (beta * x).clamp(-800, 800)  # it is 0 or 1 beyond, and infinity times 0 is neither
+    slope: Tensor = expit(z) * (1 + z * torch.sigmoid(-z))
     return slope
 
 
@@ -55,7 +57,7 @@ silu = Activation(
 
 quick_gelu = Activation(
     name="quick_gelu", formula="x sigmoid(1.702 x)", source="Hendrycks and Gimpel 2016, arXiv:1606.08415",
-    forward=own(lambda x: x * torch.sigmoid(1.702 * x)),
+    forward=own(lambda x: x * torch.sigmoid(1.702 * x), half=lambda x: x * expit(1.702 * x)),
     states={
         "input": State(
             derivative=lambda x: swish_slope(x, 1.702),
@@ -71,8 +73,8 @@ quick_gelu = Activation(
 def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
     """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
     if x.dtype in HALF:
-        return quick_gelu_backward(g.float(), x.float()).to(x.dtype)
-    result: Tensor = aten.silu_backward.default(g, 1.702 * x)
+        return (g.float() * swish_slope(x.float(), 1.702)).to(x.dtype)  # bfloat16 reaches where ATen's sigmoid is 0
+    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp(-800, 800))  # at infinity it gives NaN
     return result
 
 
@@ -143,7 +145,7 @@ gelu_tanh = Activation(
             kernel=lambda g, x: aten.gelu_backward.default(g, x, approximate="tanh"),
         ),
     }, low=lambda p: -0.17004075057125412, monotonic=False,
-    reference=lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    reference=lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * (tails(x) + 0.044715 * tails(x) ** 3)),
 )  # fmt: skip
 
 
@@ -200,7 +202,7 @@ clipped_gelu = Activation(
     },
     kinks=gelu_crossings, monotonic=False,
     low=lambda p: max(p["min"], GELU_LOW), high=lambda p: p["max"],
-    reference=lambda x, min, max: (x * torch.exp(torch.special.log_ndtr(x))).clamp(min, max),
+    reference=lambda x, min, max: (x * torch.exp(torch.special.log_ndtr(tails(x)))).clamp(min, max),
 )  # fmt: skip
 
 GATED = (silu, quick_gelu, mish, gelu, gelu_tanh, clipped_gelu)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from actswap.activation import Activation, Domain, Parameter, State, own
 from actswap.gated import SILU_LOW, swish_bend, swish_slope
 from actswap.piecewise import aten, unless, where
-from actswap.smooth import logistic
+from actswap.stable import expit, logistic, phase, rise
 
 
 def prelu_forward(x: Tensor, weight: Any) -> Tensor:
@@ -53,7 +53,7 @@ prelu = Activation(
 swish_beta = Activation(
     name="swish_beta", formula="x sigmoid(beta x)", source="Ramachandran et al. 2017, arXiv:1710.05941",
     parameters=(Parameter("beta", 1.0, learnable=True),),
-    forward=own(lambda x, beta: x * torch.sigmoid(beta * x)),
+    forward=own(lambda x, beta: x * torch.sigmoid(beta * x), half=lambda x, beta: x * expit(beta * x)),
     states={"input": State(derivative=swish_slope, second=swish_bend)},
     gradients={"beta": lambda x, beta: x * x * torch.sigmoid(beta * x) * torch.sigmoid(-beta * x)},
     monotonic=False,
@@ -64,7 +64,7 @@ swish_beta = Activation(
 star_relu = Activation(
     name="star_relu", formula="scale max(x, 0)^2 + bias", source="Yu et al. 2022, arXiv:2210.13452",
     parameters=(Parameter("scale", 1.0, learnable=True), Parameter("bias", 0.0, learnable=True)),
-    forward=own(lambda x, scale, bias: scale * torch.relu(x) ** 2 + bias),
+    forward=own(lambda x, scale, bias: scale * torch.relu(x) * torch.relu(x) + bias),
     states={
         "input": State(
             derivative=lambda x, scale, bias: scale * 2 * torch.relu(x),
@@ -78,11 +78,11 @@ star_relu = Activation(
 snake = Activation(
     name="snake", formula="x + sin(alpha x)^2 / alpha", source="Liu et al. 2020, arXiv:2006.08195",
     parameters=(Parameter("alpha", 1.0, Domain(nonzero=True), learnable=True),),
-    forward=own(lambda x, alpha: x + torch.sin(alpha * x) ** 2 / alpha),
+    forward=own(lambda x, alpha: x + torch.sin(phase(x, alpha)) ** 2 / alpha),
     states={
         "input": State(
             # 1 + sin(2 alpha x), without the cancellation where it is 0
-            derivative=lambda x, alpha: (torch.sin(alpha * x) + torch.cos(alpha * x)) ** 2,
+            derivative=lambda x, alpha: (torch.sin(phase(x, alpha)) + torch.cos(phase(x, alpha))) ** 2,
             second=lambda x, alpha: 2 * alpha * torch.cos(2 * alpha * x),
         ),
     },
@@ -103,9 +103,14 @@ def gate(value: Any) -> Any:
     return torch.sigmoid(value) if isinstance(value, Tensor) else 1 / (1 + math.exp(-value))
 
 
+def rest(x: Tensor, eps: float) -> Tensor:
+    """expm1(min(x, eps)), which the negative side of xielu levels off to."""
+    return torch.expm1(where(x > eps, float(eps), x, x))
+
+
 def dip(x: Tensor, eps: float) -> Tensor:
-    """expm1(min(x, eps)) - x, the negative side of xielu."""
-    return torch.expm1(where(x >= eps, float(eps), x, x)) - x
+    """The factor of xielu's alpha_n."""
+    return rest(x, eps) - x
 
 
 xielu = Activation(
@@ -118,16 +123,17 @@ xielu = Activation(
         Parameter("beta", 0.5), Parameter("eps", -1e-6, Domain(high=0.0)),
     ),
     forward=own(lambda x, alpha_p, alpha_n, beta, eps: torch.where(
-        x > 0, positive(alpha_p) * x * x + beta * x, dip(x, eps) * (beta + positive(alpha_n)) + beta * x)),
+        x > 0, positive(alpha_p) * x * x + beta * x,
+        (beta + positive(alpha_n)) * rest(x, eps) - positive(alpha_n) * x)),
     states={
         "input": State(
             derivative=lambda x, alpha_p, alpha_n, beta, eps: torch.where(
                 x > 0, 2 * positive(alpha_p) * x,
-                (torch.where(x >= eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) - 1)
+                (torch.where(x > eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) - 1)
                 * (beta + positive(alpha_n))) + beta,
             second=lambda x, alpha_p, alpha_n, beta, eps: torch.where(
                 x > 0, 2 * positive(alpha_p) * torch.ones_like(x),
-                torch.where(x >= eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) * (beta + positive(alpha_n))),
+                torch.where(x > eps, torch.zeros_like(x), torch.exp(x.clamp(max=0))) * (beta + positive(alpha_n))),
         ),
     },
     gradients={
@@ -136,7 +142,7 @@ xielu = Activation(
     },
     kinks=lambda p: (p["eps"], 0.0), monotonic=False,
     reference=lambda x, alpha_p, alpha_n, beta, eps: beta * x + torch.where(
-        x > 0, positive(alpha_p) * x**2, (beta + positive(alpha_n)) * (torch.expm1(x.clamp(max=eps)) - x)),
+        x > 0, positive(alpha_p) * x**2, (beta + positive(alpha_n)) * (rise(x.clamp(max=eps)) - x)),
 )  # fmt: skip
 
 LEARNABLE = (prelu, swish_beta, star_relu, snake, xielu)

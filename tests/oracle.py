@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,95 @@ from torch.nn import functional as F
 mp.mp.dps = 50
 
 
+class Dual:
+    """A number and its derivative, carried through a formula without a difference quotient; nested for more orders."""
+
+    def __init__(self, value, slope):
+        self.value, self.slope = value, slope
+
+    def __add__(self, other):
+        value, slope = split(other)
+        return Dual(self.value + value, self.slope + slope)
+
+    def __mul__(self, other):
+        value, slope = split(other)
+        return Dual(self.value * value, self.slope * value + self.value * slope)
+
+    def __truediv__(self, other):
+        value, slope = split(other)
+        return Dual(self.value / value, (self.slope - self.value / value * slope) / value)
+
+    def __rtruediv__(self, other):
+        return Dual(other, mp.mpf(0)) / self
+
+    def __pow__(self, power):
+        return Dual(self.value**power, power * self.value ** (power - 1) * self.slope)
+
+    def __neg__(self):
+        return Dual(-self.value, -self.slope)
+
+    def __sub__(self, other):
+        return self + -other
+
+    def __rsub__(self, other):
+        return -self + other
+
+    def __abs__(self):
+        return -self if self.value < 0 else self
+
+    def __lt__(self, other):
+        return self.value < split(other)[0]
+
+    def __gt__(self, other):
+        return self.value > split(other)[0]
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def split(x):
+    return (x.value, x.slope) if isinstance(x, Dual) else (x, 0)
+
+
+def lift(function, derivative):
+    """A function of mpmath for Duals too, from its derivative, a function of the input and the value."""
+
+    def lifted(x):
+        if not isinstance(x, Dual):
+            return function(x)
+        value = lifted(x.value)
+        return Dual(value, derivative(x.value, value) * x.slope)
+
+    return lifted
+
+
+def power(x):
+    """exp(x), with a limit far outside of every float, since the digits of larger powers take their time."""
+    return mp.exp(x) if abs(x) < 1e6 else mp.ldexp(1, 10**7 if x > 0 else -(10**7))
+
+
+exp = lift(power, lambda x, y: y)
+expm1 = lift(mp.expm1, lambda x, y: exp(x))
+log1p = lift(mp.log1p, lambda x, y: 1 / (1 + x))
+cosh = lift(mp.cosh, lambda x, y: (exp(x) - exp(-x)) / 2)
+tanh = lift(mp.tanh, lambda x, y: 1 / cosh(x) ** 2)
+cos = lift(mp.cos, lambda x, y: -sin(x))
+sin = lift(mp.sin, lambda x, y: cos(x))
+erfc = lift(
+    lambda x: mp.erfc(x) if abs(x) < 1e6 else mp.mpf(2 * (x < 0)), lambda x, y: -2 / mp.sqrt(mp.pi) * exp(-x * x)
+)
+sqrt = lift(mp.sqrt, lambda x, y: 1 / (2 * y))
+
+
 def sigma(x):
-    return 1 / (1 + mp.exp(-x))
+    return 1 / (1 + exp(-x))
 
 
 def normal(x):
-    return mp.erfc(-x / mp.sqrt(2)) / 2
+    return erfc(-x / mp.sqrt(2)) / 2
 
 
-def softplus(x, beta=1.0, threshold=20.0):
-    return x if beta * x > threshold else mp.log1p(mp.exp(beta * x)) / beta
+def softplus(x, beta=1.0, threshold=mp.inf):
+    return x if beta * x > threshold else (max(beta * x, mp.mpf(0)) + log1p(exp(-abs(beta * x)))) / beta
 
 
 TRUTH: dict[str, Callable[..., Any]] = {
@@ -33,68 +113,100 @@ TRUTH: dict[str, Callable[..., Any]] = {
     "prelu": lambda x, weight: x if x > 0 else weight * x,
     "rrelu": lambda x, lower, upper, training: x if x > 0 else (mp.mpf(lower) + mp.mpf(upper)) / 2 * x,
     "threshold": lambda x, threshold, value: x if x > threshold else mp.mpf(value),
-    "elu": lambda x, alpha: x if x > 0 else alpha * mp.expm1(x),
-    "celu": lambda x, alpha: x if x > 0 else alpha * mp.expm1(x / mp.mpf(alpha)),
+    "elu": lambda x, alpha: x if x > 0 else alpha * expm1(x),
+    "celu": lambda x, alpha: x if x > 0 else alpha * expm1(x / mp.mpf(alpha)),
     "selu": lambda x: (
         mp.mpf("1.0507009873554804934193349852946")
-        * (x if x > 0 else mp.mpf("1.6732632423543772848170429916717") * mp.expm1(x))
+        * (x if x > 0 else mp.mpf("1.6732632423543772848170429916717") * expm1(x))
     ),
     "gelu": lambda x: x * normal(x),
-    "gelu_tanh": lambda x: x / 2 * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (x + mp.mpf(0.044715) * x**3))),
+    "gelu_tanh": lambda x: x * sigma(2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf(0.044715) * x**3)),
     "quick_gelu": lambda x: x * sigma(mp.mpf(1.702) * x),
     "clipped_gelu": lambda x, min, max: sorted((mp.mpf(min), x * normal(x), mp.mpf(max)))[1],
     "silu": lambda x: x * sigma(x),
     "swish_beta": lambda x, beta: x * sigma(beta * x),
-    "mish": lambda x: x * mp.tanh(softplus(x)),
+    "mish": lambda x: x * tanh(softplus(x)),
     "hardswish": lambda x: x * min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
     "hardsigmoid": lambda x: min(max(x + 3, mp.mpf(0)), mp.mpf(6)) / 6,
     "hard_mish": lambda x: x / 2 * min(max(x + 2, mp.mpf(0)), mp.mpf(2)),
     "sigmoid": sigma,
-    "tanh": mp.tanh,
+    "tanh": tanh,
     "softplus": softplus,
     "logsigmoid": lambda x: -softplus(-x),
     "softsign": lambda x: x / (1 + abs(x)),
-    "tanhshrink": lambda x: x - mp.tanh(x),
+    "tanhshrink": lambda x: x - tanh(x),
     "softshrink": lambda x, lambd: x - lambd if x > lambd else x + lambd if x < -lambd else mp.mpf(0),
     "hardshrink": lambda x, lambd: x if abs(x) > lambd else mp.mpf(0),
     "square": lambda x: x * x,
     "squared_relu": lambda x: max(x, mp.mpf(0)) ** 2,
     "star_relu": lambda x, scale, bias: scale * max(x, mp.mpf(0)) ** 2 + bias,
-    "snake": lambda x, alpha: x + mp.sin(alpha * x) ** 2 / alpha,
-    "sine": lambda x, omega: mp.sin(omega * x),
+    "snake": lambda x, alpha: x + sin(alpha * x) ** 2 / alpha,
+    "sine": lambda x, omega: sin(omega * x),
     "identity": lambda x: x,
     "laplace": lambda x, mu, sigma: normal((x - mp.mpf(mu)) / mp.mpf(sigma)),
-    "sqrtsoftplus": lambda x: mp.sqrt(softplus(x)),
+    "sqrtsoftplus": lambda x: sqrt(softplus(x)),
     "xielu": lambda x, alpha_p, alpha_n, beta, eps: (
         beta * x
-        + (
-            softplus(mp.mpf(alpha_p)) * x * x
-            if x > 0
-            else (beta + softplus(mp.mpf(alpha_n))) * (mp.expm1(min(x, mp.mpf(eps))) - x)
-        )
+        + (softplus(alpha_p) * x * x if x > 0 else (beta + softplus(alpha_n)) * (expm1(min(x, mp.mpf(eps))) - x))
     ),
     "guided_relu": lambda x: max(x, mp.mpf(0)),
     "deconv_relu": lambda x: max(x, mp.mpf(0)),
 }
 
 
+def converged(compute: Callable[[], Any], order: int = 1) -> list[Any]:
+    """The numbers that `compute` gives, with digits doubled until 25 of them stay: no cancellation is left.
+
+    A zero may be a cancellation, unless it is the integer, which constants have; it is asked for with every digit.
+    """
+    before: list[Any] = []
+    for digits in (50, 100, 200, 400):
+        with mp.workdps(digits):
+            numbers = parts(compute(), order)
+            pairs = zip(numbers, before, strict=bool(before))
+            same = [abs(now - then) <= abs(now) * mp.mpf("1e-25") for now, then in pairs]
+            if same and all(same) and all(number or type(number) is int for number in numbers):
+                break
+            before = numbers
+    return numbers
+
+
+def parts(x: Any, order: int) -> list[Any]:
+    """A nested Dual's numbers: the value, the derivative, and so on up to an order."""
+    if order == 0:
+        return [x]
+    value, slope = split(x)
+    return [*parts(value, order - 1), parts(slope, order - 1)[-1]]
+
+
+def exact(name: str, x: float, params: dict[str, Any], order: int = 1) -> list[float]:
+    """The activation at one point and its derivatives up to an order, rounded once; the point is not a kink."""
+    point: Any = mp.mpf(x)
+    for _ in range(order):
+        point = Dual(point, mp.mpf(1))
+    return [rounded(number) for number in converged(lambda: TRUTH[name](point, **params), order)]
+
+
+def rounded(number: Any) -> float:
+    """A number of mpmath in float64; its exponent may be of any size."""
+    number = mp.mpf(number)
+    magnitude = mp.mag(number)
+    return float(number) if -1100 < magnitude < 1100 else float(mp.sign(number)) * (math.inf if magnitude > 0 else 0.0)
+
+
 def truth(name: str, points: Tensor, params: dict[str, Any], order: int = 0) -> Tensor:
     """The activation, or its derivative of this order, at float64 points away from its kinks; rounded once."""
-    function = TRUTH[name]
-    exact = [mp.mpf(x) for x in points.double().tolist()]
-    values = [
-        function(x, **params) if order == 0 else mp.diff(lambda t: function(t, **params), x, order, h=mp.mpf("1e-20"))
-        for x in exact
-    ]
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+    values = [exact(name, x, params, order)[order] for x in points.double().tolist()]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def gradient(name: str, parameter: str, points: Tensor, params: dict[str, Any]) -> Tensor:
     """The partial derivative with respect to one parameter, at float64 points."""
     values = []
     for x in map(mp.mpf, points.double().tolist()):
-        at = lambda value, x=x: TRUTH[name](x, **{**params, parameter: value})  # noqa: E731
-        values.append(float(mp.diff(at, params[parameter])))
+        moved = {**params, parameter: Dual(mp.mpf(params[parameter]), mp.mpf(1))}
+        numbers = converged(lambda x=x, moved=moved: TRUTH[name](x, **moved))
+        values.append(rounded(numbers[1]))
     return torch.tensor(values, dtype=torch.float64)
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "actswap"
 LEVELS = [
     {"errors", "report"},
     {"activation"},
-    {"piecewise", "targets"},
+    {"piecewise", "stable", "targets"},
     {"smooth"},
     {"gated"},
     {"learnable"},
