@@ -21,8 +21,9 @@ erfc: Callable[[Tensor], Tensor] = torch.special.erfc
 
 
 def swish_slope(x: Tensor, beta: Any) -> Tensor:
-    """The derivative of x sigmoid(beta x)."""
-    slope: Tensor = torch.sigmoid(beta * x) * (1 + beta * x * torch.sigmoid(-beta * x))
+    """The derivative of x sigmoid(beta x), which is silu'(beta x); constant beyond ±1000."""
+    x = (beta * x).clamp(-1000, 1000)
+    slope: Tensor = torch.sigmoid(x) * (1 + x * torch.sigmoid(-x))
     return slope
 
 
@@ -72,7 +73,7 @@ def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
     """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
     if x.dtype in HALF:
         return quick_gelu_backward(g.float(), x.float()).to(x.dtype)
-    result: Tensor = aten.silu_backward.default(g, 1.702 * x)
+    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp_(-1000, 1000))  # the product may overflow
     return result
 
 
@@ -123,7 +124,8 @@ gelu = Activation(
 
 def gelu_slope(x: Tensor) -> Tensor:
     """The derivative of gelu: the normal distribution plus x times its density."""
-    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * PHI * torch.exp(-0.5 * tails(x) ** 2)
+    x = tails(x)
+    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * PHI * torch.exp(-0.5 * x**2)
 
 
 def gelu_bend(x: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ gelu_tanh = Activation(
             kernel=lambda g, x: aten.gelu_backward.default(g, x, approximate="tanh"),
         ),
     }, low=lambda p: -0.17004075057125412, monotonic=False,
-    reference=lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    reference=lambda x: x * logistic(2 * math.sqrt(2 / math.pi) * (tails(x) + 0.044715 * tails(x) ** 3)),
 )  # fmt: skip
 
 
