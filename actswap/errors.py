@@ -48,8 +48,8 @@ class UnknownActivationError(ActswapError, LookupError):
         return cls("no activation has this name", repr(name), hint)
 
 
-class ParameterError(ActswapError, ValueError):
-    """A parameter that the activation does not have, or a value outside its domain."""
+class ParameterError(ActswapError, ValueError, RuntimeError):
+    """A parameter that the activation does not have, or a value outside its domain; a `RuntimeError` as in ATen."""
 
 
 class ShapeError(ActswapError, RuntimeError):

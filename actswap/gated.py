@@ -74,7 +74,7 @@ def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
     """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
     if x.dtype in HALF:
         return (g.float() * swish_slope(x.float(), 1.702)).to(x.dtype)  # bfloat16 reaches where ATen's sigmoid is 0
-    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp(-800, 800))  # at infinity it gives NaN
+    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp_(-800, 800))  # at infinity it gives NaN
     return result
 
 
@@ -125,7 +125,8 @@ gelu = Activation(
 
 def gelu_slope(x: Tensor) -> Tensor:
     """The derivative of gelu: the normal distribution plus x times its density."""
-    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * PHI * torch.exp(-0.5 * tails(x) ** 2)
+    x = tails(x)
+    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * PHI * torch.exp(-0.5 * x**2)
 
 
 def gelu_bend(x: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ swish_beta = Activation(
     parameters=(Parameter("beta", 1.0, learnable=True),),
     forward=own(lambda x, beta: x * torch.sigmoid(beta * x), half=lambda x, beta: x * expit(beta * x)),
     states={"input": State(derivative=swish_slope, second=swish_bend)},
-    gradients={"beta": lambda x, beta: x * x * torch.sigmoid(beta * x) * torch.sigmoid(-beta * x)},
+    # x^2 may overflow where a sigmoid is 0
+    gradients={"beta": lambda x, beta: (x * torch.sigmoid(beta * x)) * (x * torch.sigmoid(-beta * x))},
     monotonic=False,
     low=lambda p: SILU_LOW / p["beta"] if not isinstance(p["beta"], Tensor) and p["beta"] > 0 else -math.inf,
     reference=lambda x, beta: x * logistic(beta * x),

@@ -15,8 +15,12 @@ from torch.nn import functional as F
 
 
 def logistic(x: Tensor) -> Tensor:
-    """The sigmoid from its logarithm, for references: no cancellation in either tail."""
-    return torch.exp(-torch.logaddexp(torch.zeros_like(x), -x))
+    """The sigmoid from its logarithm, for references: no cancellation in either tail.
+
+    Under -700 it is exp(x) and over 700 it is 1, since there autograd's second derivative of the logarithm is 0 / 0.
+    """
+    upper = torch.exp(-torch.logaddexp(torch.zeros_like(x), -x.clamp(-700, 700)))
+    return torch.where(x < -700, torch.exp(x.clamp(max=-700)), upper)
 
 
 def decay(x: Tensor, rate: float = 1.0) -> Tensor:

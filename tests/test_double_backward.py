@@ -15,12 +15,19 @@ import actswap.nn
 from actswap import autograd
 from actswap.activation import Activation
 from actswap.catalog import CATALOG
-from actswap.comparing import reference, ulp
+from actswap.comparing import reference
 from actswap.piecewise import PIECEWISE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")
 
-SMOOTH = ("silu", "mish", "softplus")
+KEPT = {"silu": 6, "mish": 8, "softplus": 2, "logsigmoid": 3, "softsign": 8}
+"""Input-sized tensors that PyTorch 2.14 keeps for the graph of a gradient, measured."""
+WORST = {
+    "sigmoid": 0.7, "tanh": 1.1, "softsign": 1.7, "tanhshrink": 1.1, "softplus": 0.4, "logsigmoid": 0.75, "elu": 0.35,
+    "celu": 0.35, "selu": 0.7, "sine": 0.4, "laplace": 2.0, "sqrtsoftplus": 0.35, "silu": 0.75, "quick_gelu": 1.0,
+    "mish": 1.25, "gelu": 0.7, "gelu_tanh": 1.4, "clipped_gelu": 0.7,
+}  # fmt: skip
+"""The error of the second derivative in float32: eps of the greatest one or of 1. Measured, plus about 0.1."""
 HAND = [a for a in CATALOG.values() if a.states and not a.surrogate]
 EVERY = [pytest.param(a, id=a.name) for a in HAND]
 FIXED = [pytest.param(a, id=a.name) for a in HAND if not a.learnable]
@@ -62,12 +69,13 @@ def test_a_graph_of_the_gradient_saves_no_more_than_pytorch(activation):
             assert saved_by(lambda x, key=key: autograd.apply(activation, x, params, save=key)) <= theirs, key
 
 
-@pytest.mark.parametrize("name", SMOOTH)
-def test_one_tensor_per_site_besides_the_state(name):
+@pytest.mark.parametrize(("name", "tensors"), KEPT.items())
+def test_one_tensor_per_site_besides_the_state(name, tensors):
     activation = CATALOG[name]
     params = activation.bind({})
     assert saved_by(lambda x: autograd.apply(activation, x, params)) == 2 * 4000  # the state and grad_output
-    assert saved_by(lambda x: oracle.NATIVE[name](x, False, **params)) >= 2 * 4000
+    theirs = saved_by(lambda x: oracle.NATIVE[name](x, False, **params))
+    assert theirs == tensors * 4000 or (theirs >= 2 * 4000 and not torch.__version__.startswith("2.14"))
 
 
 def test_hardsigmoid_has_a_double_backward_where_pytorch_has_none():
@@ -98,7 +106,7 @@ def test_gradgradcheck_in_every_state(activation):
 
 @pytest.mark.parametrize("activation", FIXED)
 def test_second_derivatives_in_float32_are_the_mathematics(activation):
-    """Within 4 eps of the greatest second derivative, or PyTorch's own rounding, and never NaN at an end."""
+    """Within the measured error, 0 or a rounding for straight and quadratic pieces, and never NaN at an end."""
     params = activation.bind({})
     x = torch.cat([torch.linspace(-12, 12, 301) + 0.0113, torch.logspace(-6, 1, 31), -torch.logspace(-6, 1, 31)])
     for kink in activation.kinks(params):
@@ -107,8 +115,8 @@ def test_second_derivatives_in_float32_are_the_mathematics(activation):
     for state in (key for p, key in cases(activation) if p == params):
         call = partial(autograd.apply, activation, params=params, save=state)
         error = (second(call, x).double() - truth).abs()
-        bound = 4 * torch.finfo(torch.float32).eps * truth.abs().max().clamp(min=1)
-        assert (error <= torch.maximum(bound, 4 * ulp(truth, torch.float32))).all(), (state, x[error.argmax()])
+        bound = WORST.get(activation.name, 0.1) * torch.finfo(torch.float32).eps * truth.abs().max().clamp(min=1)
+        assert error.max() <= bound, (state, x[error.argmax()], error.max() / bound)
         if activation.name in ("sine", "square"):
             continue  # no limit
         ends = second(call, torch.tensor([math.inf, -math.inf, 3e38, -3e38]))
@@ -116,6 +124,38 @@ def test_second_derivatives_in_float32_are_the_mathematics(activation):
         torch.testing.assert_close(ends, limit, rtol=0, atol=1e-6)  # sqrtsoftplus gets there as x^(-3/2)
         if activation.name not in {*(a.name for a in PIECEWISE), "elu", "celu", "selu"}:
             assert second(call, torch.tensor([math.nan])).isnan().all()
+
+
+def test_gradients_of_huge_inputs():
+    """A product inside the formula may overflow; the derivative is 1 or 0 there, under transforms too."""
+    huge = torch.tensor([3e38, -3e38, 1e30, -1e30])
+    for name in ("quick_gelu", "swish_beta", "silu", "gelu", "mish"):
+        activation = CATALOG[name]
+        params = activation.bind({})
+        (state,) = activation.states.values()
+        leaf = huge.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(autograd.apply(activation, leaf, params).sum(), leaf)
+        assert slope.tolist() == [1, 0, 1, 0], name
+        for points in (huge, torch.tensor([math.inf, -math.inf, 1e4, -1e4])):
+            assert state.derivative(points, *params.values()).tolist() == [1, 0, 1, 0], name
+        under = jvp(partial(autograd.apply, activation, params=params), (huge,), (torch.ones(4),))[1]
+        assert under.tolist() == [1, 0, 1, 0], name
+    beta = torch.tensor([1.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(actswap.functional.swish_beta(huge, beta).sum(), beta)
+    assert slope.item() == 0
+
+
+def test_references_have_second_derivatives_far_out():
+    """Where |x| is large, x^3 overflows and exp underflows; the references give the limits all the same."""
+    far = torch.tensor([20.0, -20.0, 40.0, -40.0, 700.0, -700.0, 1e60, -1e60, 1e160, -1e160], dtype=torch.float64)
+    for name in ("silu", "quick_gelu", "gelu", "gelu_tanh", "swish_beta"):
+        x, activation = far.clone().requires_grad_(), CATALOG[name]
+        value = activation.reference(x, *activation.defaults.values())
+        (first,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(first.sum(), x)
+        torch.testing.assert_close(value.detach(), far.clamp(min=0), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(first.detach(), (far > 0).double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(bend, torch.zeros_like(far), rtol=0, atol=1e-6)
 
 
 def second(call, x: Tensor) -> Tensor:
