@@ -162,7 +162,10 @@ class Activation:
         reference: an independent slow implementation for float64, in plain torch operations.
         native: PyTorch has this very op, so values and gradients are PyTorch's bit for bit.
         surrogate: its backward is deliberately not its derivative (guided backpropagation).
-        formula: the function as a line of mathematics.
+        formula: the function as a line of mathematics: `a b` is a product, `^` a power, `a if c else b` a choice; names
+            may be explained after a semicolon.
+        slope: its derivative, in the same notation and with the same names; of a surrogate its backward, where `g` is
+            the gradient that comes from above.
         source: where the formula comes from.
         modules: classes that are this activation; see `actswap.recognize` for the notation.
         calls: functions and methods that are this activation; same notation.
@@ -186,6 +189,7 @@ class Activation:
     native: bool = False
     surrogate: bool = False
     formula: str = ""
+    slope: str = ""
     source: str = ""
     modules: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()

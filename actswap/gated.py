@@ -42,7 +42,7 @@ def silu_bend(x: Tensor) -> Tensor:
 
 
 silu = Activation(
-    name="silu", aliases=("swish",), formula="x sigmoid(x)", native=True,
+    name="silu", aliases=("swish",), formula="x sigmoid(x)", slope="s + x s (1 - s); s = sigmoid(x)", native=True,
     source="ATen, silu_backward; Elfwing et al. 2017, arXiv:1702.03118",
     forward=F.silu, forward_=lambda x: F.silu(x, inplace=True),
     states={
@@ -56,7 +56,8 @@ silu = Activation(
 )  # fmt: skip
 
 quick_gelu = Activation(
-    name="quick_gelu", formula="x sigmoid(1.702 x)", source="Hendrycks and Gimpel 2016, arXiv:1606.08415",
+    name="quick_gelu", formula="x sigmoid(1.702 x)",
+    slope="s + 1.702 x s (1 - s); s = sigmoid(1.702 x)", source="Hendrycks and Gimpel 2016, arXiv:1606.08415",
     forward=own(lambda x: x * torch.sigmoid(1.702 * x), half=lambda x: x * expit(1.702 * x)),
     states={
         "input": State(
@@ -79,7 +80,8 @@ def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
 
 
 mish = Activation(
-    name="mish", formula="x tanh(log(1 + exp(x)))", native=True,
+    name="mish", formula="x tanh(log(1 + exp(x)))",
+    slope="t + x (1 - t^2) sigmoid(x); t = tanh(log(1 + exp(x)))", native=True,
     source="ATen, mish_backward; Misra 2019, arXiv:1908.08681",
     forward=F.mish, forward_=lambda x: F.mish(x, inplace=True),
     states={
@@ -109,7 +111,8 @@ def mish_slopes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 gelu = Activation(
-    name="gelu", aliases=("gelu_python",), formula="x P(X <= x), X normal", native=True,
+    name="gelu", aliases=("gelu_python",), formula="x (1 + erf(x / sqrt(2))) / 2",
+    slope="(1 + erf(x / sqrt(2))) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)", native=True,
     source="ATen, gelu_backward; Hendrycks and Gimpel 2016, arXiv:1606.08415",
     forward=F.gelu, forward_=lambda x: aten.gelu_.default(x),
     states={
@@ -136,7 +139,8 @@ def gelu_bend(x: Tensor) -> Tensor:
 
 
 gelu_tanh = Activation(
-    name="gelu_tanh", formula="x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2", native=True,
+    name="gelu_tanh", formula="x (1 + tanh(u)) / 2; u = sqrt(2 / pi) (x + 0.044715 x^3)",
+    slope="(1 + t) / 2 + x (1 - t^2) sqrt(2 / pi) (1 + 0.134145 x^2) / 2; t = tanh(u)", native=True,
     aliases=("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"),
     source="ATen, gelu_backward with approximate='tanh'",
     forward=lambda x: F.gelu(x, approximate="tanh"), forward_=lambda x: aten.gelu_.default(x, approximate="tanh"),
@@ -191,6 +195,7 @@ def gelu_crossings(p: Any) -> tuple[float, ...]:
 
 clipped_gelu = Activation(
     name="clipped_gelu", aliases=("gelu_10",), formula="min(max(gelu(x), min), max)",
+    slope="gelu'(x) if min < gelu(x) < max else 0",
     source="Zafrir et al. 2020, arXiv:2004.09602",
     parameters=(Parameter("min", -10.0), Parameter("max", 10.0)),
     requires=(lambda p: p["min"] <= p["max"], "min must not be greater than max"),

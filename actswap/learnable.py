@@ -34,7 +34,7 @@ def prelu_backward(g: Tensor, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
 
 
 prelu = Activation(
-    name="prelu", formula="x if x > 0 else weight x", native=True,
+    name="prelu", formula="x if x > 0 else weight x", slope="1 if x > 0 else weight", native=True,
     source="ATen, _prelu_kernel_backward; He et al. 2015, arXiv:1502.01852",
     parameters=(Parameter("weight", 0.25, learnable=True),),
     forward=prelu_forward,
@@ -51,7 +51,8 @@ prelu = Activation(
 )  # fmt: skip
 
 swish_beta = Activation(
-    name="swish_beta", formula="x sigmoid(beta x)", source="Ramachandran et al. 2017, arXiv:1710.05941",
+    name="swish_beta", formula="x sigmoid(beta x)",
+    slope="s + beta x s (1 - s); s = sigmoid(beta x)", source="Ramachandran et al. 2017, arXiv:1710.05941",
     parameters=(Parameter("beta", 1.0, learnable=True),),
     forward=own(lambda x, beta: x * torch.sigmoid(beta * x), half=lambda x, beta: x * expit(beta * x)),
     states={"input": State(derivative=swish_slope, second=swish_bend)},
@@ -63,7 +64,8 @@ swish_beta = Activation(
 )  # fmt: skip
 
 star_relu = Activation(
-    name="star_relu", formula="scale max(x, 0)^2 + bias", source="Yu et al. 2022, arXiv:2210.13452",
+    name="star_relu", formula="scale max(x, 0)^2 + bias",
+    slope="2 scale max(x, 0)", source="Yu et al. 2022, arXiv:2210.13452",
     parameters=(Parameter("scale", 1.0, learnable=True), Parameter("bias", 0.0, learnable=True)),
     forward=own(lambda x, scale, bias: scale * torch.relu(x) * torch.relu(x) + bias),
     states={
@@ -77,7 +79,8 @@ star_relu = Activation(
 )  # fmt: skip
 
 snake = Activation(
-    name="snake", formula="x + sin(alpha x)^2 / alpha", source="Liu et al. 2020, arXiv:2006.08195",
+    name="snake", formula="x + sin(alpha x)^2 / alpha",
+    slope="1 + sin(2 alpha x)", source="Liu et al. 2020, arXiv:2006.08195",
     parameters=(Parameter("alpha", 1.0, Domain(nonzero=True), learnable=True),),
     forward=own(lambda x, alpha: x + torch.sin(phase(x, alpha)) ** 2 / alpha),
     states={
@@ -116,8 +119,9 @@ def dip(x: Tensor, eps: float) -> Tensor:
 
 xielu = Activation(
     name="xielu", source="Huang and Schlag 2024, arXiv:2411.13010; transformers/activations.py",
-    formula="p x^2 + beta x if x > 0 else n (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p), "
-    "n = beta + softplus(alpha_n)",
+    formula="p x^2 + beta x if x > 0 else n (exp(min(x, eps)) - 1 - x) + beta x; "
+    "p = softplus(alpha_p), n = beta + softplus(alpha_n)",
+    slope="2 p x + beta if x > 0 else beta - n if x >= eps else n (exp(x) - 1) + beta",
     parameters=(
         Parameter("alpha_p", math.log(math.expm1(0.8)), learnable=True),
         Parameter("alpha_n", math.log(math.expm1(0.3)), learnable=True),

@@ -35,7 +35,8 @@ def unless(condition: Tensor, like: Tensor) -> Tensor:
 RELU = State(lambda s: unless(s <= 0, s), flat, lambda g, s: aten.threshold_backward.default(g, s, 0), twice=True)
 
 relu = Activation(
-    name="relu", formula="max(x, 0)", source="aten/src/ATen/native/Activation.cpp, threshold_backward", native=True,
+    name="relu", formula="max(x, 0)",
+    slope="1 if x > 0 else 0", source="aten/src/ATen/native/Activation.cpp, threshold_backward", native=True,
     forward=torch.relu, forward_=torch.relu_,
     states={"output": RELU, "input": RELU}, save="output",
     kinks=lambda p: (0.0,), low=lambda p: 0.0,
@@ -62,7 +63,8 @@ BOX = State(
 )
 
 relu6 = Activation(
-    name="relu6", formula="min(max(x, 0), 6)", source="torch/nn/functional.py, relu6", native=True,
+    name="relu6", formula="min(max(x, 0), 6)",
+    slope="1 if 0 < x < 6 else 0", source="torch/nn/functional.py, relu6", native=True,
     forward=F.relu6, forward_=lambda x: F.relu6(x, inplace=True),
     states={"input": SIX, "output": SIX},
     kinks=lambda p: (0.0, 6.0), low=lambda p: 0.0, high=lambda p: 6.0,
@@ -70,7 +72,8 @@ relu6 = Activation(
 )  # fmt: skip
 
 hardtanh = Activation(
-    name="hardtanh", formula="min(max(x, min_val), max_val)", source="ATen, hardtanh_backward", native=True,
+    name="hardtanh", formula="min(max(x, min_val), max_val)",
+    slope="1 if min_val < x < max_val else 0", source="ATen, hardtanh_backward", native=True,
     parameters=(Parameter("min_val", -1.0), Parameter("max_val", 1.0)),
     requires=(lambda p: p["min_val"] <= p["max_val"], "min_val must not be greater than max_val"),
     forward=lambda x, min_val, max_val: F.hardtanh(x, min_val, max_val),
@@ -88,7 +91,8 @@ hardtanh = Activation(
 )  # fmt: skip
 
 leaky_relu = Activation(
-    name="leaky_relu", formula="x if x > 0 else negative_slope x", source="ATen, leaky_relu_backward", native=True,
+    name="leaky_relu", formula="x if x > 0 else negative_slope x",
+    slope="1 if x > 0 else negative_slope", source="ATen, leaky_relu_backward", native=True,
     parameters=(Parameter("negative_slope", 0.01),),
     forward=lambda x, negative_slope: F.leaky_relu(x, negative_slope),
     forward_=lambda x, negative_slope: F.leaky_relu(x, negative_slope, inplace=True),
@@ -119,7 +123,8 @@ def noisy(x: Tensor, lower: float, upper: float, training: bool) -> tuple[Tensor
 
 
 rrelu = Activation(
-    name="rrelu", formula="x if x > 0 else a x, a uniform in [lower, upper] in training, else their mean",
+    name="rrelu", formula="x if x > 0 else a x; a = (lower + upper) / 2; in training a is uniform in [lower, upper]",
+    slope="1 if x > 0 else a",
     source="ATen, rrelu_with_noise_backward", native=True,
     parameters=(Parameter("lower", 1 / 8), Parameter("upper", 1 / 3), Parameter("training", False, mode=True)),
     requires=(lambda p: p["lower"] <= p["upper"], "lower must not be greater than upper"),
@@ -155,7 +160,8 @@ rrelu = Activation(
 )  # fmt: skip
 
 threshold = Activation(
-    name="threshold", formula="x if x > threshold else value", source="ATen, threshold_backward", native=True,
+    name="threshold", formula="x if x > threshold else value",
+    slope="1 if x > threshold else 0", source="ATen, threshold_backward", native=True,
     parameters=(Parameter("threshold", 0.0), Parameter("value", 0.0)),
     forward=lambda x, threshold, value: F.threshold(x, threshold, value),
     forward_=lambda x, threshold, value: F.threshold(x, threshold, value, inplace=True),
@@ -181,6 +187,7 @@ threshold = Activation(
 
 hardsigmoid = Activation(
     name="hardsigmoid", aliases=("hard_sigmoid",), formula="min(max(x + 3, 0), 6) / 6",
+    slope="1 / 6 if -3 < x < 3 else 0",
     source="ATen, hardsigmoid_backward", native=True,
     forward=F.hardsigmoid, forward_=lambda x: F.hardsigmoid(x, inplace=True),
     states={
@@ -198,6 +205,7 @@ hardsigmoid = Activation(
 
 hardswish = Activation(
     name="hardswish", aliases=("hard_swish",), formula="x min(max(x + 3, 0), 6) / 6",
+    slope="0 if x <= -3 else x / 3 + 1 / 2 if x < 3 else 1",
     source="ATen, hardswish_backward; Howard et al. 2019, arXiv:1905.02244", native=True,
     forward=F.hardswish, forward_=lambda x: F.hardswish(x, inplace=True),
     states={
@@ -213,7 +221,8 @@ hardswish = Activation(
 )  # fmt: skip
 
 hard_mish = Activation(
-    name="hard_mish", formula="x min(max(x + 2, 0), 2) / 2", source="Misra, github.com/digantamisra98/H-Mish",
+    name="hard_mish", formula="x min(max(x + 2, 0), 2) / 2",
+    slope="0 if x <= -2 else x + 1 if x <= 0 else 1", source="Misra, github.com/digantamisra98/H-Mish",
     # not clamp, whose derivative at its ends changed with PyTorch 2.14
     forward=own(lambda x: 0.5 * x * F.hardtanh(x + 2, 0.0, 2.0)),
     states={
@@ -227,7 +236,8 @@ hard_mish = Activation(
 )  # fmt: skip
 
 softshrink = Activation(
-    name="softshrink", formula="x - lambd if x > lambd, x + lambd if x < -lambd, else 0",
+    name="softshrink", formula="x - lambd if x > lambd else x + lambd if x < -lambd else 0",
+    slope="1 if |x| > lambd else 0",
     source="ATen, softshrink_backward", native=True,
     parameters=(Parameter("lambd", 0.5, Domain(0.0)),),
     forward=lambda x, lambd: F.softshrink(x, lambd),
@@ -250,7 +260,8 @@ softshrink = Activation(
 )  # fmt: skip
 
 hardshrink = Activation(
-    name="hardshrink", formula="x if |x| > lambd else 0", source="ATen, hardshrink_backward", native=True,
+    name="hardshrink", formula="x if |x| > lambd else 0",
+    slope="1 if |x| > lambd else 0", source="ATen, hardshrink_backward", native=True,
     parameters=(Parameter("lambd", 0.5),),
     forward=lambda x, lambd: F.hardshrink(x, lambd),
     states={
@@ -267,7 +278,7 @@ hardshrink = Activation(
 )  # fmt: skip
 
 square = Activation(
-    name="square", formula="x^2", source="tools/autograd/derivatives.yaml, pow", native=True,
+    name="square", formula="x^2", slope="2 x", source="tools/autograd/derivatives.yaml, pow", native=True,
     forward=torch.square, forward_=torch.square_,
     states={
         "input": State(
@@ -281,7 +292,7 @@ square = Activation(
 )  # fmt: skip
 
 squared_relu = Activation(
-    name="squared_relu", aliases=("relu2", "relu_squared"), formula="max(x, 0)^2",
+    name="squared_relu", aliases=("relu2", "relu_squared"), formula="max(x, 0)^2", slope="2 max(x, 0)",
     source="So et al. 2021, arXiv:2109.08668",
     forward=own(lambda x: torch.square(torch.relu(x))),
     states={"input": State(derivative=lambda x: 2 * torch.relu(x), second=lambda x: 2 * unless(x <= 0, x))},
@@ -290,18 +301,19 @@ squared_relu = Activation(
 )  # fmt: skip
 
 identity = Activation(
-    name="identity", aliases=("linear",), formula="x", source="torch/nn/modules/linear.py, Identity", native=True,
+    name="identity", aliases=("linear",), formula="x",
+    slope="1", source="torch/nn/modules/linear.py, Identity", native=True,
     forward=lambda x: x, forward_=lambda x: x,
     states={}, save="none",  # PyTorch saves nothing for it, and neither do we
     reference=lambda x: x * 1.0,
 )  # fmt: skip
 
 
-def surrogate(name: str, formula: str, source: str, backward: Any) -> Activation:
+def surrogate(name: str, slope: str, source: str, backward: Any) -> Activation:
     """The forward of relu with another backward, for pictures of what a network looks at."""
     state = State(derivative=RELU.derivative, second=flat, kernel=backward)
     return Activation(
-        name=name, formula=formula, source=source, surrogate=True,
+        name=name, formula=relu.formula, slope=slope, source=source, surrogate=True,
         forward=torch.relu, forward_=torch.relu_,
         states={"output": state, "input": state}, save="output",
         kinks=lambda p: (0.0,), low=lambda p: 0.0, reference=relu.reference,
@@ -309,11 +321,11 @@ def surrogate(name: str, formula: str, source: str, backward: Any) -> Activation
 
 
 guided_relu = surrogate(
-    "guided_relu", "max(x, 0); backward: max(g, 0) where x > 0", "Springenberg et al. 2015, arXiv:1412.6806",
+    "guided_relu", "max(g, 0) if x > 0 else 0", "Springenberg et al. 2015, arXiv:1412.6806",
     lambda g, s: torch.relu(aten.threshold_backward.default(g, s, 0)),
 )  # fmt: skip
 deconv_relu = surrogate(
-    "deconv_relu", "max(x, 0); backward: max(g, 0)", "Zeiler and Fergus 2014, arXiv:1311.2901",
+    "deconv_relu", "max(g, 0)", "Zeiler and Fergus 2014, arXiv:1311.2901",
     lambda g, s: torch.relu(g),
 )  # fmt: skip
 

@@ -35,7 +35,8 @@ def tanh_bend(t: Tensor) -> Tensor:
 
 
 sigmoid = Activation(
-    name="sigmoid", formula="1 / (1 + exp(-x))", source="ATen, sigmoid_backward", native=True,
+    name="sigmoid", formula="1 / (1 + exp(-x))",
+    slope="sigmoid(x) (1 - sigmoid(x))", source="ATen, sigmoid_backward", native=True,
     forward=torch.sigmoid, forward_=torch.sigmoid_,
     states={
         "output": State(
@@ -54,7 +55,7 @@ sigmoid = Activation(
 )  # fmt: skip
 
 tanh = Activation(
-    name="tanh", formula="tanh(x)", source="ATen, tanh_backward", native=True,
+    name="tanh", formula="tanh(x)", slope="1 - tanh(x)^2", source="ATen, tanh_backward", native=True,
     forward=torch.tanh, forward_=torch.tanh_,
     states={
         "output": State(
@@ -73,7 +74,8 @@ tanh = Activation(
 )  # fmt: skip
 
 softsign = Activation(
-    name="softsign", formula="x / (1 + |x|)", source="torch/nn/functional.py, softsign: a composite", native=True,
+    name="softsign", formula="x / (1 + |x|)",
+    slope="1 / (1 + |x|)^2", source="torch/nn/functional.py, softsign: a composite", native=True,
     forward=lambda x: x / (x.abs() + 1),
     states={
         "input": State(
@@ -94,7 +96,8 @@ def softsign_backward(g: Tensor, x: Tensor) -> Tensor:
 
 
 tanhshrink = Activation(
-    name="tanhshrink", formula="x - tanh(x)", source="torch/nn/functional.py, tanhshrink: a composite", native=True,
+    name="tanhshrink", formula="x - tanh(x)",
+    slope="tanh(x)^2", source="torch/nn/functional.py, tanhshrink: a composite", native=True,
     forward=lambda x: x - x.tanh(),
     states={
         "input": State.joint(
@@ -106,7 +109,8 @@ tanhshrink = Activation(
 )  # fmt: skip
 
 softplus = Activation(
-    name="softplus", formula="log(1 + exp(beta x)) / beta; x where beta x > threshold", native=True,
+    name="softplus", formula="x if beta x > threshold else log(1 + exp(beta x)) / beta",
+    slope="1 if beta x > threshold else sigmoid(beta x)", native=True,
     source="ATen, softplus_backward; Dugas et al. 2001",
     parameters=(Parameter("beta", 1.0, POSITIVE), Parameter("threshold", 20.0)),
     forward=lambda x, beta, threshold: F.softplus(x, beta, threshold),
@@ -155,7 +159,7 @@ def softplus_from_output(g: Tensor, y: Tensor, beta: float, threshold: float) ->
 
 
 logsigmoid = Activation(
-    name="logsigmoid", aliases=("log_sigmoid",), formula="-log(1 + exp(-x))", native=True,
+    name="logsigmoid", aliases=("log_sigmoid",), formula="-log(1 + exp(-x))", slope="sigmoid(-x)", native=True,
     source="ATen, log_sigmoid_backward",
     forward=F.logsigmoid,
     states={
@@ -171,7 +175,7 @@ logsigmoid = Activation(
 )  # fmt: skip
 
 elu = Activation(
-    name="elu", formula="x if x > 0 else alpha (exp(x) - 1)", native=True,
+    name="elu", formula="x if x > 0 else alpha (exp(x) - 1)", slope="1 if x > 0 else alpha exp(x)", native=True,
     source="ATen, elu_backward; Clevert et al. 2015, arXiv:1511.07289",
     parameters=(Parameter("alpha", 1.0),),
     forward=lambda x, alpha: F.elu(x, alpha), forward_=lambda x, alpha: F.elu(x, alpha, inplace=True),
@@ -195,7 +199,8 @@ elu = Activation(
 )  # fmt: skip
 
 celu = Activation(
-    name="celu", formula="x if x > 0 else alpha (exp(x / alpha) - 1)", native=True,
+    name="celu", formula="x if x > 0 else alpha (exp(x / alpha) - 1)",
+    slope="1 if x > 0 else exp(x / alpha)", native=True,
     source="ATen, celu and elu_backward; Barron 2017, arXiv:1704.07483",
     parameters=(Parameter("alpha", 1.0, Domain(nonzero=True)),),
     forward=lambda x, alpha: F.celu(x, alpha), forward_=lambda x, alpha: F.celu(x, alpha, inplace=True),
@@ -220,7 +225,9 @@ celu = Activation(
 )  # fmt: skip
 
 selu = Activation(
-    name="selu", formula="scale x if x > 0 else scale alpha (exp(x) - 1), scale 1.0507, alpha 1.6733", native=True,
+    name="selu",
+    formula="scale x if x > 0 else scale alpha (exp(x) - 1); scale = 1.0507009873554805, alpha = 1.6732632423543772",
+    slope="scale if x > 0 else scale alpha exp(x)", native=True,
     source="ATen, selu and elu_backward; Klambauer et al. 2017, arXiv:1706.02515",
     forward=F.selu, forward_=lambda x: F.selu(x, inplace=True),
     states={
@@ -243,7 +250,7 @@ selu = Activation(
 )  # fmt: skip
 
 sine = Activation(
-    name="sine", formula="sin(omega x)", source="Sitzmann et al. 2020, arXiv:2006.09661",
+    name="sine", formula="sin(omega x)", slope="omega cos(omega x)", source="Sitzmann et al. 2020, arXiv:2006.09661",
     parameters=(Parameter("omega", 1.0),),
     forward=own(lambda x, omega: torch.sin(phase(x, omega))),
     states={
@@ -256,7 +263,8 @@ sine = Activation(
 )  # fmt: skip
 
 laplace = Activation(
-    name="laplace", formula="(1 + erf((x - mu) / (sigma sqrt(2)))) / 2", source="Ma et al. 2022, arXiv:2209.10655",
+    name="laplace", formula="(1 + erf((x - mu) / (sigma sqrt(2)))) / 2",
+    slope="exp(-((x - mu) / sigma)^2 / 2) / (sigma sqrt(2 pi))", source="Ma et al. 2022, arXiv:2209.10655",
     parameters=(Parameter("mu", 0.707107), Parameter("sigma", 0.282095, POSITIVE)),
     forward=own(lambda x, mu, sigma: 0.5 * torch.special.erfc((mu - x) / (sigma * math.sqrt(2)))),
     states={
@@ -274,6 +282,7 @@ def laplace_slopes(z: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
 
 sqrtsoftplus = Activation(
     name="sqrtsoftplus", aliases=("sqrt_softplus",), formula="sqrt(log(1 + exp(x)))",
+    slope="sigmoid(x) / (2 sqrt(log(1 + exp(x))))",
     source="transformers/activations.py",
     # softplus up to 40, since its default threshold of 20 shows in float64; under -40 its root directly
     forward=own(

@@ -28,7 +28,7 @@ LEVELS = [
     {"transforms", "manners"},
     {"checking"},
     {"registry"},
-    {"functional", "adapters"},
+    {"functional", "adapters", "plot"},
     {"nn"},
     {"patterns"},
     {"recognize"},
@@ -55,7 +55,10 @@ LEVELS = [
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 
 # Who may import what besides torch and the standard library.
-FOREIGN = {"progress": {"rich"}, "cli": {"typer", "rich", "timm", "torchvision", "matplotlib"}, "testing": {"pytest"}}
+FOREIGN = {
+    "progress": {"rich"}, "plot": {"matplotlib"}, "cli": {"typer", "rich", "timm", "torchvision", "matplotlib"},
+    "testing": {"pytest"},
+}  # fmt: skip
 
 LONGEST = 360
 
