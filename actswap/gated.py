@@ -73,7 +73,7 @@ def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
     """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
     if x.dtype in HALF:
         return quick_gelu_backward(g.float(), x.float()).to(x.dtype)
-    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp_(-1000, 1000))  # the product may overflow
+    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp(-1000, 1000))  # the product may overflow
     return result
 
 
