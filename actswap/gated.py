@@ -75,7 +75,7 @@ def quick_gelu_backward(g: Tensor, x: Tensor) -> Tensor:
     """As x sigmoid(c x) is silu(c x) / c, its derivative is silu'(c x), for which ATen has one kernel."""
     if x.dtype in HALF:
         return (g.float() * swish_slope(x.float(), 1.702)).to(x.dtype)  # bfloat16 reaches where ATen's sigmoid is 0
-    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp_(-800, 800))  # at infinity it gives NaN
+    result: Tensor = aten.silu_backward.default(g, (1.702 * x).clamp(-800, 800))  # at infinity it gives NaN
     return result
 
 

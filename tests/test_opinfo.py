@@ -88,7 +88,7 @@ def bits(t: Tensor) -> Tensor:
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
-def agree(got: list[Tensor], want: list[Tensor], order: int) -> None:
+def agree(got: list[Tensor], want: list[Tensor], order: int, rtol: float = 1e-12) -> None:
     """The same shapes, dtypes, strides of the value, and bits; second derivatives within rounding."""
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -96,7 +96,7 @@ def agree(got: list[Tensor], want: list[Tensor], order: int) -> None:
         if index and order == 2:
             # at infinities the graph that PyTorch makes for a composite has 0 * inf; a limit is as good
             known = ~other.isnan()
-            torch.testing.assert_close(one[known], other[known], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(one[known], other[known], rtol=rtol, atol=1e-12)
         else:
             assert same_bits(bits(one.detach()), bits(other.detach()))
 
@@ -122,9 +122,12 @@ def compare(op: OpInfo, dtype: torch.dtype, samples: Iterator[SampleInput]) -> i
     orders = range(backward + (dtype == torch.float64 and op.supports_gradgrad) + 1)
     for found, sample in pairs(op, samples):
         trained = [value for value in found.params.values() if isinstance(value, Tensor)]
+        rounded = (
+            found.activation.name == "celu"
+        )  # ATen rounds its alpha to float32 in the backward; our second derivative does not
         for order in orders:
             want = outcome(CALLEES[op.full_name], arguments(sample), order)
-            agree(outcome(ours(found), ((sample.input, *trained), {}), order), want, order)
+            agree(outcome(ours(found), ((sample.input, *trained), {}), order), want, order, 2e-7 if rounded else 1e-12)
         count += 1
     return count
 
