@@ -37,9 +37,13 @@ def expit(z: Tensor) -> Tensor:
 
 
 def phase(x: Tensor, rate: Any) -> Tensor:
-    """The product rate x, at most the largest number, since the sine of infinity is not a number."""
+    """The product rate x, for finite x at most the largest number, since the sine of infinity is not a number.
+
+    The derivative is that of the product there too: the terms that carry it are 0.
+    """
     limit = torch.finfo(x.dtype).max
-    return F.hardtanh(rate * x, -limit, limit)
+    y: Tensor = F.hardtanh(rate * x, -limit, limit).detach() + (x - x.detach()) * rate
+    return y + x.detach() * (rate - rate.detach()) if isinstance(rate, Tensor) else y
 
 
 def rise(x: Tensor) -> Tensor:

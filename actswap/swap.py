@@ -55,7 +55,8 @@ def replace(
         where, exclude: a glob on the site's path, a compiled regular expression, a predicate on a `Site`, or several.
         share: whether one instance used in several places stays one instance.
         save: what the new activation saves for backward: `"input"`, `"output"`, or `"auto"`: the output where the old
-            one saved its output too, else what PyTorch's own op saves.
+            one saved its output too, or where gradients stay PyTorch's bit for bit and nothing overwrites it; else
+            what PyTorch's own op saves.
         example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments. With them, operator streams,
             outputs and gradients are compared before and after.
         validate: whether to check the result; off, nothing runs.

@@ -36,6 +36,8 @@ class Dual:
         return Dual(other, mp.mpf(0)) / self
 
     def __pow__(self, power):
+        if power == 0:
+            return Dual(mp.mpf(1), mp.mpf(0))
         return Dual(self.value**power, power * self.value ** (power - 1) * self.slope)
 
     def __neg__(self):
