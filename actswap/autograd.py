@@ -328,17 +328,18 @@ def adapt(function: type[Function]) -> type[Function]:
     >>> adapt(Old).apply(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
-    if all(inspect.getattr_static(function, n) is inspect.getattr_static(Function, n) for n in ("backward", "vjp")):
-        raise TargetError("a Function needs a backward", function.__qualname__, "write one, or pass a plain function")
-    if not is_legacy(function):
-        return function
     written = [cls for cls in function.__mro__ if cls not in Function.__mro__]
-    if any("__init__" in vars(cls) for cls in written):
+    legacy = is_legacy(function)
+    if legacy and any("__init__" in vars(cls) for cls in written):
         raise TargetError(
             "a legacy Function with an __init__ keeps state that static methods do not have",
             function.__qualname__,
             "give forward the state as arguments, and make forward and backward static methods",
         )
+    if all(inspect.getattr_static(function, n) is inspect.getattr_static(Function, n) for n in ("backward", "vjp")):
+        raise TargetError("a Function needs a backward", function.__qualname__, "write one, or pass a plain function")
+    if not legacy:
+        return function
     methods = {
         name: staticmethod(getattr(inspect.getattr_static(function, name), "__func__", getattr(function, name)))
         for name in ("forward", "backward")
