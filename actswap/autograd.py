@@ -317,7 +317,7 @@ def adapt(function: type[Function]) -> type[Function]:
     The context takes the place of `self`; a Function that is static already is returned as it is.
 
     Raises:
-        TargetError: it has an `__init__`, whose state a context does not have.
+        TargetError: it has no backward; or an `__init__`, whose state a context does not have.
 
     >>> class Old(Function):
     ...     def forward(self, x):
@@ -328,14 +328,18 @@ def adapt(function: type[Function]) -> type[Function]:
     >>> adapt(Old).apply(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
-    if not is_legacy(function):
-        return function
-    if "__init__" in vars(function):
+    written = [cls for cls in function.__mro__ if cls not in Function.__mro__]
+    legacy = is_legacy(function)
+    if legacy and any("__init__" in vars(cls) for cls in written):
         raise TargetError(
             "a legacy Function with an __init__ keeps state that static methods do not have",
             function.__qualname__,
             "give forward the state as arguments, and make forward and backward static methods",
         )
+    if all(inspect.getattr_static(function, n) is inspect.getattr_static(Function, n) for n in ("backward", "vjp")):
+        raise TargetError("a Function needs a backward", function.__qualname__, "write one, or pass a plain function")
+    if not legacy:
+        return function
     methods = {
         name: staticmethod(getattr(inspect.getattr_static(function, name), "__func__", getattr(function, name)))
         for name in ("forward", "backward")
@@ -343,7 +347,8 @@ def adapt(function: type[Function]) -> type[Function]:
     names = {"__module__": function.__module__, "__qualname__": function.__qualname__, "__doc__": function.__doc__}
     make: Any = type(function)
     adapted = make(function.__name__, (function,), {**methods, **names})
-    for name, value in vars(function).items():  # its own helper methods, called as self.name(...)
-        if inspect.isfunction(value) and name not in methods and not name.startswith("__"):
+    for name, value in [item for cls in reversed(written) for item in vars(cls).items()]:
+        # its helpers and constants, read as self.name
+        if name not in (*methods, "_backward_cls") and not name.startswith("__"):
             setattr(adapted._backward_cls, name, value)
     return cast("type[Function]", adapted)

@@ -170,25 +170,32 @@ def run(call: Callable[[Tensor], Tensor], x: Tensor, upstream: Tensor | None = N
     return y.detach(), gradient
 
 
+NEAR = (-7.3, -3.7, -2.2, -1.1, -0.63, -0.21, 0.17, 0.58, 1.3, 2.4, 3.1, 6.9)
+FAR = (9.5, 14.0, 22.0, 47.0, 75.0, 130.0, 290.0)
+SIDES = (-0.05, -0.004, 0.004, 0.05)
+
+
 def coarse(activation: Activation) -> Line:
-    """A definition on a coarse grid: elementwise, dtype kept, derivatives equal to finite differences."""
+    """A definition on a coarse grid: elementwise, dtype kept, derivatives equal to finite differences.
+
+    The grid has points far out and on both sides of every kink. The derivative is then computed in float32 and bfloat16
+    too, where a formula may overflow, and at infinities and NaN, where autograd says what is expected.
+    """
     params = activation.bind({})
     values = [params[name] for name in activation.names]
-    x = torch.tensor([-7.3, -3.7, -2.2, -1.1, -0.63, -0.21, 0.17, 0.58, 1.3, 2.4, 3.1, 6.9], dtype=torch.float64)
-    for kink in activation.kinks(params):
+    kinks = [kink for kink in activation.kinks(params) if math.isfinite(kink)]
+    points = [*NEAR, *FAR, *(-far for far in FAR), *(kink + side for kink in kinks for side in SIDES)]
+    x = torch.tensor(sorted(points), dtype=torch.float64)
+    for kink in kinks:
         x = x[(x - kink).abs() > 1e-3]
 
     def forward(point: Tensor) -> Tensor:
         return activation.forward(point, *values)
 
-    with torch.no_grad():
-        y = forward(x.clone())
-        alone = [forward(point.reshape(1)) for point in x.clone()]
-        single = forward(x.float())
-        if y.shape != x.shape or y.dtype != x.dtype or single.dtype != torch.float32:
-            return Line("the forward changes shape or dtype", "fail", f"{x.shape} {x.dtype} became {y.shape} {y.dtype}")
-        if not torch.allclose(torch.cat(alone), y, rtol=1e-9, atol=1e-12, equal_nan=True):
-            return Line("it is not elementwise", "fail", "an element's value depends on the other elements")
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        line = _tried(forward, x)
+        if line is not None:
+            return line
         if activation.surrogate:
             return Line("coarse", "pass", "surrogate")
         for key, state in activation.states.items():
@@ -200,6 +207,9 @@ def coarse(activation: Activation) -> Line:
                     return slope(saved(point))  # type: ignore[no-any-return]
 
                 worst = _difference(x, forward, along(x), x)
+                worst = worst or _narrow(along, x, torch.float32, 1e-3)
+                worst = worst or _narrow(along, x[x.abs() < 9], torch.bfloat16, 0.1)
+                worst = worst or _special(forward, along)
                 if worst is not None:
                     return Line(f"the derivative from the {key} is wrong", "fail", worst)
                 inner = along(x) if key == "output" else 1.0
@@ -219,13 +229,78 @@ def coarse(activation: Activation) -> Line:
     return Line("coarse", "pass", f"{len(x)} points")
 
 
+def _tried(forward: Callable[[Tensor], Tensor], x: Tensor) -> Line | None:
+    """What is wrong with a forward as an elementwise function that leaves its input alone; None if nothing is."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        for shape in ((-1,), (1, 1, -1), (-1, 1), ()):
+            given = x.to(dtype).reshape(shape) if shape else x.to(dtype)[0]
+            before, said = given.clone(), f"{tuple(given.shape)} {dtype}"
+            try:
+                y = forward(given)
+            except NotImplementedError:
+                if dtype.itemsize == 2:
+                    break  # PyTorch has no kernel for it
+                raise
+            except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+                return Line("the forward fails", "fail", f"on {said}: {type(error).__name__}: {error}")
+            if not isinstance(y, Tensor):
+                return Line("the forward gives no tensor", "fail", f"{said} became {type(y).__name__}")
+            if y.shape != before.shape or y.dtype != dtype:
+                return Line("the forward changes shape or dtype", "fail", f"{said} became {tuple(y.shape)} {y.dtype}")
+            if not torch.equal(given, before):
+                said += ": write it out of place; inplace=True of the function and the module does the rest"
+                return Line("the forward changes its input", "fail", said)
+            if not torch.allclose(forward(before), y, rtol=0, atol=0, equal_nan=True):
+                return Line("the forward is random", "fail", f"two calls with the same {said} differ")
+            if given.dim() == 1 and dtype == torch.float64:
+                alone = torch.cat([forward(point.reshape(1)) for point in before])
+                if not torch.allclose(alone, y, rtol=1e-9, atol=1e-12, equal_nan=True):
+                    return Line("it is not elementwise", "fail", "an element's value depends on the other elements")
+    return None
+
+
+def _narrow(slope: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, bound: float) -> str | None:
+    """The worst point where a derivative in this dtype is another than in float64, in words."""
+    x = x.to(dtype)
+    got, want = slope(x).double(), slope(x.double())
+    error = torch.where(want.abs() < torch.finfo(dtype).max / 4, (got - want).abs(), 0.0)
+    error = error.nan_to_num(nan=math.inf) / ((1 + want.abs()) * x.double().abs().clamp(min=1))
+    i = int(error.argmax())
+    if not error[i] > bound:
+        return None
+    return f"worst at x = {x[i].item():g} in {dtype}: {got[i].item():.9g}, in float64 {want[i].item():.9g}"
+
+
+def _special(forward: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]) -> str | None:
+    """Where a derivative makes a number of NaN, or another one at an infinity than autograd of the forward, in words.
+
+    NaN at an infinity passes: `c + 0 * x` gives it, and it hides nothing.
+    """
+    x = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)
+    with torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        try:
+            y = forward(leaf)
+        except RuntimeError:  # code outside of PyTorch, which takes no tensor with a gradient
+            return None
+        if not y.requires_grad:
+            return None
+        (want,) = torch.autograd.grad(y.sum(), leaf)
+    for point, got, expected in zip(x.tolist(), slope(x).tolist(), want.tolist(), strict=True):
+        other = math.isinf(point) and math.isfinite(expected) and abs(got - expected) > 1e-5 * (1 + abs(expected))
+        hidden = math.isnan(point) and math.isnan(expected) and not math.isnan(got)
+        if other or hidden:
+            return f"worst at x = {point:g}: {got:g}, autograd of the forward {expected:g}"
+    return None
+
+
 def _positional(formula: Callable[..., Tensor], values: list[Any], point: Tensor) -> Tensor:
     return formula(point, *values)
 
 
 def _difference(at: Tensor, function: Callable[[Tensor], Tensor], slope: Tensor, x: Tensor) -> str | None:
     """The worst point where `slope` is not `function`'s central difference, in words."""
-    h = 1e-6
+    h = 1e-6 * at.abs().clamp(min=1).sqrt()
     want = (function(at + h) - function(at - h)) / (2 * h)
     error = (slope - want).abs() / (1 + want.abs())
     error = torch.where(error.isnan() & ~want.isnan(), math.inf, error)

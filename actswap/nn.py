@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from actswap import autograd, registry
 from actswap.activation import Activation
 from actswap.catalog import CATALOG
-from actswap.errors import ParameterError
+from actswap.errors import ParameterError, UnknownActivationError
 from actswap.functional import documentation
 
 _made: dict[Activation, type[ActivationModule]] = {}
@@ -43,6 +43,8 @@ class ActivationModule(nn.Module):
         for parameter in self.activation.parameters:
             value = values[parameter.name]
             if parameter.learnable:
+                for single in value.flatten().tolist() if isinstance(value, Tensor) and not value.is_meta else ():
+                    parameter.check(self.activation.name, single)
                 setattr(self, parameter.name, _trained(parameter.name, value, num_parameters, device, dtype))
             elif not parameter.mode:
                 setattr(self, parameter.name, value)
@@ -88,8 +90,18 @@ def _trained(name: str, value: Any, count: int, device: Any, dtype: torch.dtype 
 
 
 def _empty(name: str) -> ActivationModule:
-    """An instance of a registered activation's module, for unpickling and copying."""
-    cls = module_class(registry.get(name))
+    """An instance of a registered activation's module, for unpickling and copying.
+
+    Raises:
+        UnknownActivationError: it is not registered here.
+    """
+    try:
+        cls = module_class(registry.get(name))
+    except UnknownActivationError as error:
+        said = "register it, as where the model was stored, before loading"
+        raise UnknownActivationError(
+            "the stored model has an activation that is not registered here", repr(name), said
+        ) from error
     return cls.__new__(cls)
 
 

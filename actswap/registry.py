@@ -70,10 +70,8 @@ def is_registered(activation: Activation) -> bool:
 def _find(name: str) -> Activation | None:
     for key in (name, name.lower().replace("-", "_")):
         for table in (_registered, CATALOG):
-            if key in table:
-                return table[key]
-            for definition in table.values():
-                if key in definition.aliases:
+            for definition in reversed(table.values()):  # the newest one that took this name
+                if key == definition.name or key in definition.aliases:
                     return definition
     return None
 
@@ -87,9 +85,11 @@ def register(name: str | Activation, forward: Formula, **options: Any) -> Activa
 @overload
 def register(name: Activation, **options: Any) -> Activation: ...
 @overload
-def register(name: str, **options: Any) -> Callable[[_F], _F]: ...
+def register(name: str | None = None, **options: Any) -> Callable[[_F], _F]: ...
+@overload
+def register(name: _F) -> _F: ...
 def register(
-    name: str | Activation,
+    name: str | Activation | _F | None = None,
     forward: Formula | None = None,
     *,
     derivative: Formula | None = None,
@@ -108,7 +108,8 @@ def register(
     Args:
         name: its name, an identifier; or a whole `Activation`.
         forward: f(x, **params), elementwise, in torch operations; parameters are its arguments with a default.
-            Without it, `register` is a decorator of such a function.
+            Without it, `register` is a decorator of such a function, whose own name is used where none is given; it
+            may also stand without parentheses.
         derivative: f'(x, **params). Without it, PyTorch's autograd differentiates `forward`.
         second: f''(x, **params). Without it, autograd of `derivative`.
         derivative_from_output: f' written in y = f(x), which permits `save="output"`.
@@ -123,8 +124,8 @@ def register(
     Saved for backward: the input; with `save="output"` the output; without a derivative, whatever autograd saves.
 
     Raises:
-        RegistrationError: the name is taken or no identifier, the function is not elementwise or changes the dtype,
-            or a derivative is wrong; the message has the worst point.
+        RegistrationError: the name is taken or no identifier, the function is not elementwise, changes the dtype or
+            its input, or is random, or a derivative is wrong; the message has the worst point.
 
     >>> @register("cube", derivative=lambda x, scale: 3 * scale * x * x, override=True)
     ... def cube(x, scale=1.0):
@@ -134,17 +135,23 @@ def register(
     """
     if isinstance(name, Activation):
         return _add(name, override)
+    if callable(name):  # @register without parentheses
+        register(name.__name__, name)
+        return name
     if forward is None:
 
         def decorate(function: _F) -> _F:
             register(
-                name, function, derivative=derivative, second=second, gradients=gradients, learnable=learnable,
+                name if name is not None else function.__name__, function,
+                derivative=derivative, second=second, gradients=gradients, learnable=learnable,
                 derivative_from_output=derivative_from_output, second_from_output=second_from_output,
                 domains=domains, aliases=aliases, override=override, **fields,
             )  # fmt: skip
             return function
 
         return decorate
+    if not isinstance(name, str):
+        raise RegistrationError("a name is a lower-case identifier", repr(name), "register('name', function)")
     _free((name, *aliases), override)
     written = {"input": (derivative, second), "output": (derivative_from_output, second_from_output)}
     states = {
@@ -163,7 +170,7 @@ def register(
         )
     return _add(
         Activation(
-            name=name, forward=forward, states=MappingProxyType(states), parameters=parameters, gradients=gradients,
+            name=name, forward=forward, states=states, parameters=parameters, gradients=gradients,
             aliases=tuple(aliases), **fields,
         ),
         override,
@@ -179,6 +186,8 @@ def unregister(name: str) -> None:
     if name not in _registered:
         raise UnknownActivationError.of(name, _registered)
     del _registered[name]
+    if name in CATALOG:
+        _announce(CATALOG[name])
 
 
 def _derived(slope: Formula) -> Formula:
@@ -215,6 +224,12 @@ def _parameters(
     unknown = sorted({*learnable, *domains} - {p.name for p in rest})
     if unknown:
         raise RegistrationError(rule, f"there is no argument {unknown[0]!r}")
+    for p in rest:
+        domain = domains.get(p.name, Domain())
+        if not isinstance(domain, Domain):
+            raise RegistrationError(f"{name}: the values of {p.name} are a Domain", repr(domain), "Domain(low, high)")
+        if p.default not in domain:
+            raise RegistrationError(f"{name}: {p.name} must be {domain!r}", f"default {p.default!r}")
     return tuple(
         Parameter(p.name, p.default, domains.get(p.name, Domain()), p.name in learnable, p.name == "training")
         for p in rest
@@ -234,11 +249,16 @@ def _add(activation: Activation, override: bool) -> Activation:
     line = coarse(activation)
     if line.outcome == "fail":
         raise RegistrationError(f"{activation.name}: {line.name}", line.detail)
+    _registered.pop(activation.name, None)  # the newest is last
     _registered[activation.name] = activation
     prepare(activation)
+    _announce(activation)
+    return activation
+
+
+def _announce(activation: Activation) -> None:
     for listener in _listeners:
         listener(activation)
-    return activation
 
 
 def on_register(listener: Callable[[Activation], None]) -> None:

@@ -96,10 +96,12 @@ def resolve(new: Any, params: Mapping[str, Any], save: str) -> Replacement:
             "parameters go to a name or a class, which is called with them", f"{new!r} with {dict(params)}",
             "put the parameters into the object itself",
         )  # fmt: skip
+    if isinstance(new, torch.autograd.Function):
+        raise _instance(new)
     if isinstance(new, nn.Module):
         return Replacement(type(new).__name__, None, lambda site: copy.deepcopy(new))
     if isinstance(new, type) and issubclass(new, torch.autograd.Function):
-        function = adapt(new)
+        function = _takes_one(adapt(new), new)
         return Replacement(
             new.__name__, None, lambda site: Elementwise(function.apply, new.__name__), object_data(new, {})
         )
@@ -140,9 +142,30 @@ def _constructor_takes(cls: type[nn.Module], params: Mapping[str, Any]) -> None:
         ) from error  # fmt: skip
 
 
+def _takes_one(function: type[torch.autograd.Function], new: type) -> type[torch.autograd.Function]:
+    """A Function whose forward needs the context and the tensor only, or, with `setup_context`, the tensor."""
+    context = inspect.getattr_static(function, "setup_context") is inspect.getattr_static(
+        torch.autograd.Function, "setup_context"
+    )
+    if (needed := _required(function.forward)) > 1 + context:
+        raise TargetError(
+            "a Function to put in is applied to one tensor",
+            f"{new.__name__}.forward needs {needed - context} arguments",
+            f"lambda x: {new.__name__}.apply(x, ...), or defaults",
+        )  # fmt: skip
+    return function
+
+
+def _instance(made: torch.autograd.Function) -> TargetError:
+    name = type(made).__name__
+    return TargetError("PyTorch no longer calls instances of a Function", f"{name}()", f"pass the class: {name}")
+
+
 def _module(made: Any, factory: Callable[..., Any]) -> nn.Module:
     if isinstance(made, nn.Module):
         return made
+    if isinstance(made, torch.autograd.Function):
+        raise _instance(made)
     if callable(made):
         return Elementwise(made, _name(made))
     raise TargetError("a factory must give a module or a function of one tensor", f"{_name(factory)} gave {made!r}")

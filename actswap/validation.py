@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from actswap import audit, checking, results, running
+from actswap import audit, checking, registry, results, running
 from actswap.audit import Op
 from actswap.classes import MethodEdit, differs_only_at
 from actswap.edits import Edit, Entry, Rewrite, hooks
@@ -150,7 +150,10 @@ def _mathematics(slots: Sequence[Slot]) -> list[Line]:
         key = (module.activation.name, tuple(params.items()), dtype, str(device), module.save)
         if key not in seen:
             with unset_fake_temporarily():  # the caller may build and swap under a FakeTensorMode
-                seen[key] = checking.mathematics(module.activation, params, dtype, device, module.save)
+                line = checking.mathematics(module.activation, params, dtype, device, module.save)
+            if registry.is_registered(module.activation) and not module.activation.states:
+                line = replace(line, detail=f"{line.detail}; its derivative comes from PyTorch's autograd")
+            seen[key] = line
     return list(seen.values())
 
 
