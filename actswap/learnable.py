@@ -121,7 +121,7 @@ xielu = Activation(
     name="xielu", source="Huang and Schlag 2024, arXiv:2411.13010; transformers/activations.py",
     formula="p x^2 + beta x if x > 0 else n (exp(min(x, eps)) - 1 - x) + beta x; "
     "p = softplus(alpha_p), n = beta + softplus(alpha_n)",
-    slope="2 p x + beta if x > 0 else beta - n if x >= eps else n (exp(x) - 1) + beta",
+    slope="2 p x + beta if x > 0 else beta - n if x > eps else n (exp(x) - 1) + beta",
     parameters=(
         Parameter("alpha_p", math.log(math.expm1(0.8)), learnable=True),
         Parameter("alpha_n", math.log(math.expm1(0.3)), learnable=True),

@@ -82,7 +82,7 @@ def test_every_public_name_exists_once():
     assert all(hasattr(actswap, name) for name in actswap.__all__)
 
 
-def test_the_readmes_python_runs(tmp_path, capsys):
+def test_the_readmes_python_runs(tmp_path, capsys, monkeypatch):
     """Every block in turn, as one file with the README's line numbers; the first, which downloads, is only parsed."""
     lines, blocks, inside = [], 0, False
     for line in README.splitlines():
@@ -96,6 +96,7 @@ def test_the_readmes_python_runs(tmp_path, capsys):
     compile(first, "README.md", "exec")
     file = tmp_path / "readme.py"
     file.write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), run_name="readme")
     assert blocks >= 6
     assert "softplus" in capsys.readouterr().out
