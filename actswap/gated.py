@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actswap.activation import HALF, Activation, Parameter, State, own
-from actswap.piecewise import aten
+from actswap.piecewise import aten, unless
 from actswap.smooth import PHI
 from actswap.stable import expit, logistic, tails
 
@@ -170,8 +170,7 @@ def exact_gelu(x: Tensor) -> Tensor:
 
 def inside(x: Tensor, low: float, high: float) -> Tensor:
     """1 where gelu is between the bounds."""
-    within: Tensor = aten.hardtanh_backward.default(torch.ones_like(x), exact_gelu(x), low, high)
-    return within
+    return unless((exact_gelu(x) <= low) | (exact_gelu(x) >= high), x)
 
 
 def gelu_crossings(p: Any) -> tuple[float, ...]:
