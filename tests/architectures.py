@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel, PretrainedConfig
@@ -149,7 +151,8 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     for size, names in SIZES.items():
         for name in names.split():
             if type(getattr(config, name, None)) is int:
-                setattr(config, name, size)
+                with contextlib.suppress(AttributeError, NotImplementedError):  # some are computed from others
+                    setattr(config, name, size)
     for inner in list(vars(config).values()):
         if isinstance(inner, PretrainedConfig):
             shrunk(inner)
